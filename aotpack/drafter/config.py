@@ -50,11 +50,9 @@ class DrafterConfig:
         return self.of_drafter(name) if value is None else value
 
     def of_layers(self, name: str) -> Any:
-        """A value from the section for the decoder layers."""
-        if self.written is not None and self.written.get(name) is not None:
-            return self.written[name]
+        """A value from the section for the decoder layers, as written or else as transformers has it."""
         try:
-            return getattr(self.text, name, None)
+            value = getattr(self.text, name, None)
         except RuntimeError as error:
             raise SpecError(
                 f"{self.origin}: '{name}' differs from layer to layer",
@@ -62,6 +60,8 @@ class DrafterConfig:
                 found=str(error).partition(". ")[0],
                 remedy=f"write a TOML spec file with [specs.NAME] tables, or say {name} in [attention]",
             ) from error
+        written = None if self.written is None else self.written.get(name)
+        return value if written is None else written
 
     def of_drafter(self, name: str) -> Any:
         """A value from the whole config."""
