@@ -1,0 +1,47 @@
+"""AOTInductor: from a graph to a stripped shared library.
+
+The only module that touches ``torch._inductor``. Tried with torch 2.14.1: ``aot_compile`` with the options
+below; ``aot_inductor.custom_ops_to_c_shims`` and ``custom_op_libs`` link the CPU kernels in.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor
+
+from aotpack.build import elf
+from aotpack.build.export import Graph
+from aotpack.build.ops import C_SHIMS
+from aotpack.build.toolchain import KERNEL_LIBRARY, HostFlags
+from aotpack.errors import BuildError
+
+__all__ = ["compile_cpu"]
+
+
+def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
+    """Compiles a CPU graph; the library is stripped. ``kernels`` links the block-sparse kernels in.
+
+    The kernels' archive must be on LIBRARY_PATH.
+    """
+    options: dict[str, Any] = {
+        **flags.inductor_options,
+        "cpp.dynamic_threads": True,
+        "compile_threads": 1,
+        "aot_inductor.enable_line_tables": False,
+        "aot_inductor.enable_frame_pointer": False,
+        "aot_inductor.repro_level": 0,
+        "aot_inductor.model_name_for_generated_files": "program",
+    }
+    if kernels:
+        options["aot_inductor.custom_ops_to_c_shims"] = C_SHIMS
+        options["aot_inductor.custom_op_libs"] = [KERNEL_LIBRARY]
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    library = torch._inductor.aot_compile(graph.module, graph.args, options=options)
+    if not isinstance(library, str):
+        raise BuildError("AOTInductor returned no shared library", expected="one path", found=repr(library))
+    elf.strip(Path(library))
+    return Path(library)

@@ -1,0 +1,88 @@
+"""The C++ toolchain: where it is, which flags a target's host code takes, and the CPU kernels' archive."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torch.utils import cpp_extension
+
+from aotpack.errors import BuildError, HostError
+
+__all__ = ["HOST_FLAGS", "KERNEL_LIBRARY", "HostFlags", "compile_kernels", "compiler", "compiler_version", "tool"]
+
+KERNEL_LIBRARY: Final = "aotpack_block_sparse"
+_SOURCE: Final = Path(__file__).parent / "cpu" / "block_sparse.cpp"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostFlags:
+    """How host code is compiled for one instruction set: compiler flags and Inductor's vector width in bits."""
+
+    march: str
+    simdlen: int | None
+    capability: str
+
+    @property
+    def inductor_options(self) -> dict[str, Any]:
+        """Options of AOTInductor: never -march=native, whatever machine builds."""
+        return {"cpp.march": self.march, "cpp.simdlen": self.simdlen}
+
+
+HOST_FLAGS: Final = {
+    "x86_64-v3": HostFlags(march="x86-64-v3", simdlen=256, capability="AVX2"),
+    "x86_64-v4": HostFlags(march="x86-64-v4", simdlen=512, capability="AVX512"),
+    "aarch64": HostFlags(march="armv8-a", simdlen=None, capability="DEFAULT"),
+}
+
+
+def tool(name: str) -> str:
+    """Path of an executable; ``HostError`` when the machine lacks it."""
+    path = shutil.which(name)
+    if path is None:
+        raise HostError(
+            f"building needs the program '{name}', and this machine has none on its PATH",
+            expected="a C++20 compiler with binutils",
+            remedy="install g++ (Debian: apt-get install g++), or set CXX to another compiler",
+        )
+    return path
+
+
+def compiler() -> str:
+    """The C++ compiler: CXX when set, else g++."""
+    return tool(os.environ.get("CXX", "g++"))
+
+
+def compiler_version() -> str:
+    """First line of the compiler's own version."""
+    return subprocess.run([compiler(), "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
+
+
+def compile_kernels(flags: HostFlags, folder: Path) -> Path:
+    """Compiles the block-sparse kernels into a static archive in ``folder``, ready for ``-l`` + KERNEL_LIBRARY."""
+    # The source is compiled under a relative name in the work folder, so that no path reaches the binary.
+    shutil.copy(_SOURCE, folder)
+    command = [
+        compiler(), "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math",
+        f"-march={flags.march}", f"-DCPU_CAPABILITY={flags.capability}", f"-DCPU_CAPABILITY_{flags.capability}",
+        *(f"-isystem{path}" for path in cpp_extension.include_paths()), "-c", _SOURCE.name, "-o", "kernels.o",
+    ]  # fmt: skip
+    _checked(command, folder)
+    archive = folder / f"lib{KERNEL_LIBRARY}.a"
+    _checked([tool("ar"), "rcD", archive.name, "kernels.o"], folder)
+    return archive
+
+
+def _checked(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(
+            "the C++ compiler failed on the CPU kernels",
+            expected="a compiler that knows C++20",
+            found=done.stderr.strip()[-2000:],
+            remedy="use g++ 11 or later, or clang++ 14 or later",
+        )

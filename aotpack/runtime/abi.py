@@ -1,0 +1,123 @@
+"""One AOTInductor library through its C ABI, called without holding the GIL.
+
+The only module that touches ``torch._C._aoti``. Tried with torch 2.11.0, 2.13.0 and 2.14.1, on libraries
+built by 2.14.1. torch's own ``AOTIModelPackageLoader`` holds the GIL while a program runs
+(pytorch issue 197516); ctypes releases it for the length of the foreign call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from aotpack.errors import AotpackError, HostError
+
+__all__ = ["INSTANCES", "Library"]
+
+# How many calls of one program may run at the same moment; a further one waits, without the GIL, for the
+# first to return.
+INSTANCES: Final = 16
+
+_HANDLE: Final = ctypes.c_void_p
+_CREATE: Final = [ctypes.POINTER(_HANDLE), ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p]
+_RUN: Final = [_HANDLE, _HANDLE, ctypes.c_size_t, _HANDLE, ctypes.c_size_t, _HANDLE, _HANDLE]
+
+
+def _python_function(name: str, result: Any, arguments: list[Any]) -> Any:
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+class Library:
+    """A loaded program: call it with tensors, get the tuple of its outputs.
+
+    Args:
+        path: the shared library; its bytes have been verified by the caller.
+        device: ``"cpu"`` or ``"cuda:N"``.
+        kernels: folder of the library's cubin files, None for the CPU.
+        inputs: how many tensors a call takes.
+        outputs: how many it returns.
+
+    Raises:
+        HostError: the dynamic linker or the library's own set-up refused.
+    """
+
+    __slots__ = ("__weakref__", "_alloc", "_capsule", "_container", "_inputs", "_lib", "_outputs", "_pointer", "_run",
+                 "_steal")  # fmt: skip
+
+    def __init__(
+        self, path: Path, device: str, *, kernels: Path | None = None, inputs: int, outputs: int
+    ) -> None:
+        try:
+            self._lib = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise HostError(
+                f"the library {path.name} cannot be opened",
+                found=error,
+                remedy="run 'aotpack doctor'; if the folder forbids execution, set AOTPACK_CACHE to another",
+            ) from error
+        self._inputs, self._outputs = inputs, outputs
+        self._container = _HANDLE()
+        create = self._lib.AOTInductorModelContainerCreateWithDevice
+        create.argtypes = _CREATE
+        folder = None if kernels is None else str(kernels).encode()
+        self._check(create(ctypes.byref(self._container), INSTANCES, device.encode(), folder), "set up")
+        weakref.finalize(self, self._lib.AOTInductorModelContainerDelete, self._container)
+        self._check_counts()
+        self._run = self._lib.AOTInductorModelContainerRun
+        self._run.argtypes = _RUN
+        self._alloc = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+        # The plural call frees the handles it takes over; the singular one leaks every output.
+        self._steal = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+        self._pointer = _python_function(
+            "PyCapsule_GetPointer", ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        )
+        self._capsule = _python_function(
+            "PyCapsule_New", ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        )
+
+    def __call__(self, tensors: Sequence[Tensor], stream: int | None = None) -> list[Tensor]:
+        """Runs the program. Tensors must have the shapes, dtypes and strides of the calling convention.
+
+        Args:
+            tensors: the inputs, contiguous, on the program's device.
+            stream: the CUDA stream to launch on; None on the CPU.
+        """
+        count = self._inputs
+        handles = self._alloc(tensors)
+        inputs = (ctypes.c_void_p * count)(*[self._pointer(handle, None) for handle in handles])
+        outputs = (ctypes.c_void_p * self._outputs)()
+        self._check(
+            self._run(self._container, inputs, count, outputs, self._outputs, stream, None), "run"
+        )
+        result: list[Tensor] = self._steal([self._capsule(o, None, None) for o in outputs])
+        return result
+
+    def _check_counts(self) -> None:
+        for name, expected in (("Inputs", self._inputs), ("Outputs", self._outputs)):
+            count = ctypes.c_size_t()
+            query = getattr(self._lib, f"AOTInductorModelContainerGetNum{name}")
+            self._check(query(self._container, ctypes.byref(count)), "describe itself")
+            if count.value != expected:
+                raise HostError(
+                    f"the library has {count.value} {name.lower()}, the manifest says {expected}",
+                    remedy="build the package again",
+                )
+
+    def _check(self, code: int, action: str) -> None:
+        if code == 0:
+            return
+        message = None
+        if hasattr(self._lib, "AOTInductorGetLastError"):
+            self._lib.AOTInductorGetLastError.restype = ctypes.c_char_p
+            message = (self._lib.AOTInductorGetLastError() or b"").decode(errors="replace") or None
+        raise AotpackError(
+            f"a compiled program failed to {action}",
+            found=message or f"error code {code}; the reason is on stderr",
+            remedy="report it with the output of 'aotpack doctor --json'",
+        )
