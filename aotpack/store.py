@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from aotpack.errors import HostError, IntegrityError
+from aotpack.errors import HostError, InputError, IntegrityError
 from aotpack.package import Package, Program, Variant
 from aotpack.package.manifest import canonical_json
 
@@ -80,7 +81,7 @@ class Store:
         """
         files, index = _files(variant)
         digest = files[_INDEX]
-        folder = self.root / "variants" / digest
+        folder = self._folder(digest)
         self._check_root()
         if _wrong(folder, files):
             with self._lock(digest):
@@ -101,8 +102,12 @@ class Store:
         ]
 
     def verify(self, digest: str) -> list[str]:
-        """Names of the files of an unpacked variant that are missing or altered; no package is needed."""
-        folder = self.root / "variants" / digest
+        """Names of the files of an unpacked variant that are missing or altered; no package is needed.
+
+        Raises:
+            InputError: what is given is not a digest.
+        """
+        folder = self._folder(digest)
         if _wrong(folder, {_INDEX: digest}):
             return [_INDEX]
         return _wrong(folder, json.loads((folder / _INDEX).read_bytes()))
@@ -112,19 +117,26 @@ class Store:
 
         Raises:
             HostError: the cache folder cannot be written.
+            InputError: what is given is not a digest.
         """
+        folder = self._folder(digest)
         with self._lock(digest):
             self._sweep(digest)
             staged = self.root / "staging" / digest
             with self._writing(), contextlib.suppress(FileNotFoundError):
-                staged.parent.mkdir(mode=0o700, exist_ok=True)
+                _make_folder(staged.parent)
                 # Renamed first, so that no process sees half of it.
-                (self.root / "variants" / digest).rename(staged)
+                folder.rename(staged)
                 shutil.rmtree(staged)
+
+    def _folder(self, digest: str) -> Path:
+        if re.fullmatch(r"[0-9a-f]{64}", digest) is None:
+            raise InputError(f"{digest!r} is not the digest of an unpacked variant")
+        return self.root / "variants" / digest
 
     def _check_root(self) -> None:
         with self._writing():
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_folder(self.root)
             facts = self.root.stat()
             if facts.st_uid not in (0, os.geteuid()):
                 raise HostError(f"the cache folder {self.root} belongs to another user", remedy=_REMEDY)
@@ -142,15 +154,18 @@ class Store:
             raise _unusable(self.root, error) from error
 
     @contextlib.contextmanager
-    def _lock(self, digest: str, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
+    def _lock(self, digest: str, seconds: float | None = None) -> Iterator[None]:
         path = self.root / "locks" / f"{digest}.lock"
         lock = FileLock(path)
+        seconds = _LOCK_SECONDS if seconds is None else seconds
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            _make_folder(path.parent)
             lock.acquire(timeout=seconds)
         except Timeout as error:
             problem = f"another process has held {path} for {seconds:.0f} seconds"
-            raise HostError(problem, remedy="end that process, or set AOTPACK_CACHE") from error
+            raise HostError(
+                problem, remedy="end that process, or set AOTPACK_CACHE to another folder"
+            ) from error
         except OSError as error:
             raise _unusable(self.root, error) from error
         except NotImplementedError as error:
@@ -180,10 +195,10 @@ class Store:
             if repair:
                 # File by file, so that a process that has just hashed the others still finds them.
                 for name in files:
-                    (folder / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    _make_folder((folder / name).parent)
                     (staged / name).replace(folder / name)
             else:
-                folder.parent.mkdir(mode=0o700, exist_ok=True)
+                _make_folder(folder.parent)
                 staged.rename(folder)
         except OSError as error:
             if repair:
@@ -238,8 +253,15 @@ def _sha256(path: Path) -> str | None:
         return None
 
 
+def _make_folder(path: Path) -> None:
+    # Not parents=True, which leaves the parents' permissions to the umask.
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
 def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_folder(path.parent)
     # Not synced to the disk: what a crash of the machine leaves short is found by its hash and repaired.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400), "wb") as file:
         file.write(data)

@@ -148,7 +148,7 @@ def write_package(path: str | os.PathLike[str], manifest: Manifest, blobs: Mappi
         front, digest = pack_front(manifest)
     except IntegrityError as error:
         raise InputError(error.problem, expected=error.expected, found=error.found) from error
-    except ValueError as error:
+    except (RecursionError, TypeError, ValueError) as error:
         raise InputError(f"the manifest cannot be written: {error}") from error
     _publish(Path(path), [front, *frames])
     return digest

@@ -98,9 +98,8 @@ def match(requirements: Requirements, target: str, host: HostFacts, device: str)
         InputError: for any other device.
     """
     kind, index = _parse_device(device)
-    try:
-        parsed = Target.parse(target)
-    except TargetError:
+    parsed = next((known for known in Target.known() if str(known) == target), None)
+    if parsed is None:
         objection: _Objection | None = (Reason.UNKNOWN_TARGET, "this aotpack does not know the target")
     else:
         objection = next(_objections(requirements, parsed, host, kind, index), None)
