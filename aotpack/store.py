@@ -73,7 +73,7 @@ class Store:
         """The folder with a variant's files, each hashed just now; unpacks or repairs what is not right.
 
         Processes that ask at once share one copy: one of them unpacks, the others wait. Where every file
-        is right, nothing is written and no lock is taken.
+        is right, no file is written and no lock is taken; the folder's time says when it was last used.
 
         Raises:
             HostError: the cache folder is not usable; the message says why and what to set.
@@ -88,18 +88,20 @@ class Store:
                 self._sweep(digest)
                 if wrong := _wrong(folder, files):
                     self._fill(folder, {name: files[name] for name in wrong}, package, index)
-            if wrong := _wrong(folder, files):
-                raise _damaged(folder, wrong, "its files changed while they were unpacked")
+                    if wrong := _wrong(folder, files):
+                        raise _damaged(folder, wrong, "what was written is not what is read back")
         with contextlib.suppress(OSError):
             os.utime(folder)
         return folder
 
     def entries(self) -> list[Entry]:
         """What is unpacked, by digest."""
-        folders = sorted((self.root / "variants").glob("[0-9a-f]*"))
-        return [
-            Entry(digest=folder.name, size=_size(folder), used=folder.stat().st_mtime) for folder in folders
-        ]
+        found: list[Entry] = []
+        for folder in sorted((self.root / "variants").glob("[0-9a-f]*")):
+            # Another process may remove one meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                found.append(Entry(digest=folder.name, size=_size(folder), used=folder.stat().st_mtime))
+        return found
 
     def verify(self, digest: str) -> list[str]:
         """Names of the files of an unpacked variant that are missing or altered; no package is needed.

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -262,6 +263,14 @@ def test_six_processes_at_once_leave_one_copy(root, tmp_path):
     folders = {finish(process) for process in processes}
     assert len(folders) == 1
     assert [str(path) for path in (root / "variants").iterdir()] == list(folders)
+    assert list((root / "staging").iterdir()) == []
+
+
+def test_threads_at_once_leave_one_copy(root, package):
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(Store().unpack, package, v) for v in package.manifest.variants * 8]
+        assert len({job.result() for job in jobs}) == 2
+    assert len(Store().entries()) == 2
     assert list((root / "staging").iterdir()) == []
 
 
