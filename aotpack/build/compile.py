@@ -31,6 +31,9 @@ def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
         **flags.inductor_options,
         "cpp.dynamic_threads": True,
         "compile_threads": 1,
+        # One header cache for each set of flags costs more than the three programs save by it.
+        "aot_inductor.precompile_headers": False,
+        "cpp_cache_precompile_headers": False,
         "aot_inductor.enable_line_tables": False,
         "aot_inductor.enable_frame_pointer": False,
         "aot_inductor.repro_level": 0,

@@ -25,7 +25,7 @@ class Graph:
     """A graph of tensors with fake example inputs, and the names of the calling convention.
 
     ``inputs`` of a backward graph say where each tensor comes from: a forward input's or output's name,
-    ``saved:i``, or ``grad:NAME``. That list is the contract of what forward saves for backward.
+    ``saved.i``, or ``grad.NAME``. That list is the contract of what forward saves for backward.
     """
 
     module: fx.GraphModule
@@ -91,12 +91,12 @@ def _split(
     known.update(zip(returned, program.outputs, strict=False))
     tensors = [n for n in returned if isinstance(n.meta["val"], Tensor)]
     saved = list(dict.fromkeys(o for o in map(_origin, tensors) if o not in known))
-    known.update((node, f"saved:{i}") for i, node in enumerate(saved))
+    known.update((node, f"saved.{i}") for i, node in enumerate(saved))
     sources = {node.name: known[_origin(node)] for node in (*_placeholders(forward), *tensors)}
     _recompute_sizes(forward, backward)
     tangents = iter(program.outputs)
     inputs = tuple(
-        sources[n.name] if n.name in sources else f"grad:{next(tangents)}" for n in _placeholders(backward)
+        sources[n.name] if n.name in sources else f"grad.{next(tangents)}" for n in _placeholders(backward)
     )
     kept = [e for e in examples["backward"] if isinstance(e, Tensor)]
     _output(forward).args = ((*returned[: len(program.outputs)], *saved),)
@@ -109,13 +109,13 @@ def _split(
             module=graphs["forward"],
             args=tuple(examples["forward"]),
             inputs=program.inputs,
-            outputs=program.outputs + tuple(f"saved:{i}" for i in range(len(saved))),
+            outputs=program.outputs + tuple(f"saved.{i}" for i in range(len(saved))),
         ),
         Graph(
             module=graphs["backward"],
             args=tuple(kept),
             inputs=inputs,
-            outputs=tuple(f"grad:{name}" for name in wanted),
+            outputs=tuple(f"grad.{name}" for name in wanted),
         ),
     )
 

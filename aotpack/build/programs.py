@@ -119,7 +119,7 @@ def block_mask_program(spec: AttentionSpec) -> Program:
     carriers = {"context": context} if family.drafts else {"query": _EXAMPLE.query, "key": _EXAMPLE.key}
     for name, length in carriers.items():
         args.append(torch.empty(1, dtype=torch.int8).expand(length))
-        names.append(f"length:{name}")
+        names.append(f"length.{name}")
     return Program(
         module=_BlockMask(spec.mask),
         args=tuple(args),
@@ -161,6 +161,6 @@ def attention_program(spec: AttentionSpec) -> Program:
         module=_BlockSparseAttention(spec.scale),
         args=tuple(args),
         dynamic_shapes=tuple(shapes),
-        inputs=("q", "k", "v", *(f"mask:{name}" for name in MASK_TENSORS + TILE_TENSORS)),
+        inputs=("q", "k", "v", *(f"mask.{name}" for name in MASK_TENSORS + TILE_TENSORS)),
         outputs=("out", "lse"),
     )

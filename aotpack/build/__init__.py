@@ -1,0 +1,5 @@
+"""Compile specs into a package. Importing this needs no torch; the work happens in a process of its own."""
+
+from aotpack.build.pipeline import CALLING_CONVENTION, BuildReport, Stage, build
+
+__all__ = ["CALLING_CONVENTION", "BuildReport", "Stage", "build"]

@@ -1,0 +1,266 @@
+"""From specs and targets to one package file: workers in their own processes, then the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import aotpack
+from aotpack import errors
+from aotpack.errors import AotpackError, BuildError, InputError, OutputError, UnsupportedError
+from aotpack.package import Manifest, Program, Variant, blob_key, write_package
+from aotpack.spec import AttentionSpec
+from aotpack.targets import Requirements, Target
+
+__all__ = ["CALLING_CONVENTION", "BuildReport", "Stage", "build"]
+
+# Version of the programs' calling convention: the order and meaning of their tensors.
+# 1: block_mask, forward(q, k, v, mask...) -> out, lse and backward(..., grad.out, grad.lse) -> grad.q, k, v.
+CALLING_CONVENTION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One step of a build; ``seconds`` is None when it begins."""
+
+    target: str
+    name: str
+    spec: str | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildReport:
+    """What a build made.
+
+    Attributes:
+        path: the package.
+        digest: SHA-256 of its manifest.
+        size: of the file, in bytes.
+        seconds: of the whole build.
+        stages: every finished stage.
+    """
+
+    path: Path
+    digest: str
+    size: int
+    seconds: float
+    stages: tuple[Stage, ...]
+
+
+def build(
+    specs: Mapping[str, AttentionSpec],
+    targets: Sequence[Target | str],
+    output: str | os.PathLike[str],
+    *,
+    progress: Callable[[Stage], None] | None = None,
+) -> BuildReport:
+    """Compiles specs for targets into one package.
+
+    Args:
+        specs: by the name under which the trainer asks for them.
+        targets: device types; ``"cpu"`` is this machine's portable default.
+        output: the package file; written at the very end, all or nothing.
+        progress: called as each stage begins and ends.
+
+    Raises:
+        TargetError, SpecError, UnsupportedError: before anything is compiled.
+        OutputError: ``output`` cannot be written; found out before anything is compiled.
+        HostError: the machine has no compiler, or a torch that cannot build.
+        BuildError: the compilation failed.
+    """
+    start = time.perf_counter()
+    chosen = [Target.parse(t) if isinstance(t, str) else t for t in targets]
+    chosen = list(dict.fromkeys(chosen))
+    path = Path(output)
+    _check(specs, chosen, path)
+    stages: list[Stage] = []
+
+    def note(stage: Stage) -> None:
+        if stage.seconds is not None:
+            stages.append(stage)
+        if progress is not None:
+            progress(stage)
+
+    blobs: dict[str, bytes] = {}
+    variants: list[Variant] = []
+    provenance: dict[str, Any] = {}
+    for target in chosen:
+        with tempfile.TemporaryDirectory(prefix="aotpack-build-") as folder:
+            result = _run_worker(specs, target, Path(folder), note)
+            variants += _variants(result["variants"], target, blobs)
+            provenance = result["provenance"]
+    manifest = Manifest(
+        calling_convention=CALLING_CONVENTION,
+        specs=dict(specs),
+        variants=tuple(variants),
+        provenance={"aotpack": version("aotpack"), "python": platform.python_version(), **provenance},
+    )
+    digest = write_package(path, manifest, blobs)
+    seconds = time.perf_counter() - start
+    return BuildReport(
+        path=path, digest=digest, size=path.stat().st_size, seconds=seconds, stages=tuple(stages)
+    )
+
+
+def _check(specs: Mapping[str, AttentionSpec], targets: Sequence[Target], path: Path) -> None:
+    if not specs or not targets:
+        raise InputError("nothing to build", expected="at least one spec and one target")
+    for name in specs:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}", name):
+            raise InputError(f"{name!r} cannot be a spec's name", expected="letters, digits and _ . + -")
+    for target in targets:
+        if target.device != "cpu":
+            raise UnsupportedError(
+                f"target {target} cannot be built by this release", remedy="choose a cpu target"
+            )
+        if target.arch.partition("-")[0] != platform.machine():
+            raise UnsupportedError(
+                f"target {target} cannot be built on a {platform.machine()} machine",
+                remedy=f"build it on a machine of type {target.arch.partition('-')[0]}",
+            )
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise OutputError(
+            f"{path} cannot be written",
+            expected="a file in a folder that exists and is writable",
+            found="a folder" if path.is_dir() else f"folder {path.parent}",
+            remedy="choose another path with -o",
+        )
+
+
+def _run_worker(
+    specs: Mapping[str, AttentionSpec], target: Target, folder: Path, note: Callable[[Stage], None]
+) -> dict[str, Any]:
+    job = {
+        "specs": {n: s.to_dict() for n, s in specs.items()},
+        "target": str(target),
+        "folder": str(folder),
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    (folder / "tmp").mkdir()
+    log = folder / "log"
+    with log.open("wb") as stderr:
+        # A session of its own, so that an interrupt reaches the worker's compilers too, through us.
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "aotpack.build.worker", str(folder / "job.json")],
+            cwd=folder, env=_environment(folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=stderr, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            failure = _follow(worker, target, note)
+            code = worker.wait()
+        except BaseException:
+            _kill(worker)
+            raise
+    if failure is not None:
+        raise failure
+    if code != 0:
+        raise BuildError(
+            f"the build for {target} failed",
+            found=log.read_text(errors="replace").strip()[-3000:] or f"exit code {code}",
+            remedy="run 'aotpack doctor'; if it finds nothing, report this",
+        )
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
+
+
+def _follow(
+    worker: subprocess.Popen[str], target: Target, note: Callable[[Stage], None]
+) -> AotpackError | None:
+    failure = None
+    for line in worker.stdout or ():
+        said = json.loads(line)
+        if "error" in said:
+            kind: type[AotpackError] = getattr(errors, said["error"])
+            failure = kind(
+                said["problem"],
+                expected=said.get("expected"),
+                found=said.get("found"),
+                remedy=said.get("what to do"),
+            )
+        else:
+            note(
+                Stage(
+                    target=str(target), name=said["stage"], spec=said["spec"], seconds=said.get("seconds")
+                )
+            )
+    return failure
+
+
+def _kill(worker: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(worker.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    worker.wait()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    # Variables that would change what Inductor or the compiler makes are the build's own, not the user's.
+    dropped = ("TORCHINDUCTOR_", "AOT_INDUCTOR", "AOTINDUCTOR", "TORCH_COMPILE", "TORCH_LOGS", "CPATH", "CPLUS_INCLUDE_PATH")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    source = str(Path(aotpack.__file__).parent.parent)
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(filter(None, [source, kept.get("PYTHONPATH", "")])),
+        "PYTHONHASHSEED": "0",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TMPDIR": str(folder / "tmp"),
+        "LIBRARY_PATH": str(folder),
+        # Otherwise export dies: "mul expected 2 arguments, got 3".
+        "TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0",
+    }
+
+
+def _variants(
+    result: Mapping[str, Any], target: Target, blobs: dict[str, bytes]
+) -> Iterator[Variant]:
+    def add(path: str) -> str:
+        data = Path(path).read_bytes()
+        key = blob_key(data)
+        blobs[key] = data
+        return key
+
+    for digest, made in result.items():
+        programs = made["programs"]
+        yield Variant(
+            spec=digest,
+            target=str(target),
+            programs=tuple(
+                Program(
+                    name=p["name"],
+                    library=add(p["library"]),
+                    inputs=tuple(p["inputs"]),
+                    outputs=tuple(p["outputs"]),
+                )
+                for p in programs
+            ),
+            requires=_requirements(programs, target),
+            vectors=add(made["vectors"]),
+            tolerance=made["tolerance"],
+        )
+
+
+def _requirements(programs: Sequence[Mapping[str, Any]], target: Target) -> Requirements:
+    def highest(name: str) -> str:
+        return max((p[name] for p in programs), key=lambda v: tuple(map(int, v.split("."))))
+
+    return Requirements(
+        instruction_set=target.arch,
+        glibc=highest("glibc"),
+        libstdcxx=highest("libstdcxx"),
+        needed=tuple(sorted({n for p in programs for n in p["needed"]})),
+        torch_symbols=tuple(sorted({s for p in programs for s in p["torch_symbols"]})),
+    )

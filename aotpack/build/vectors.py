@@ -1,0 +1,77 @@
+"""Golden vectors: one small case of a spec with its fp64 results, for the self-test on the node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from aotpack.dense import dense_attention
+from aotpack.masks import Lengths, dense, family_of
+from aotpack.spec import AttentionSpec
+
+__all__ = ["TOLERANCE", "golden_vectors"]
+
+# Largest relative error ||x - fp64|| / ||fp64|| of a tensor, by dtype of the attention.
+TOLERANCE: Final[Mapping[str, float]] = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.5e-2}
+
+_CONTEXT: Final = 150
+_BLOCKS: Final = 3
+_PLAIN: Final = Lengths(batch=1, query=40, key=150)
+
+
+def golden_vectors(spec: AttentionSpec) -> bytes:
+    """A safetensors file: q, k, v, the mask's inputs, grad.out, grad.lse, and out, lse, grad.q, grad.k, grad.v.
+
+    Inputs are small multiples of 1/8, which are exact in every dtype and compress well. Results are fp64
+    math rounded to float32, or to float16 where the attention itself is of 16 bits.
+    """
+    generator = torch.Generator().manual_seed(int(spec.digest[:8], 16))
+    inputs, lengths = _mask_inputs(spec)
+    visible = dense(spec.mask, inputs, lengths)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randint(-12, 13, shape, generator=generator).double() / 8
+
+    q = draw(1, spec.heads, lengths.query, spec.head_dim).requires_grad_()
+    k = draw(1, spec.kv_heads, lengths.key, spec.head_dim).requires_grad_()
+    v = draw(1, spec.kv_heads, lengths.key, spec.value_dim).requires_grad_()
+    grad_out, grad_lse = draw(1, spec.heads, lengths.query, spec.value_dim), draw(1, spec.heads, lengths.query)
+    out, lse = dense_attention(q, k, v, visible, spec.scale)
+    torch.autograd.backward([out, lse], [grad_out, grad_lse])
+    dtype = getattr(torch, spec.dtype)
+    exact = torch.float32 if spec.dtype == "float32" else torch.float16
+    results = {"out": out, "grad.q": q.grad, "grad.k": k.grad, "grad.v": v.grad}
+    tensors = {"q": q, "k": k, "v": v, "grad.out": grad_out}
+    return save(
+        {
+            **{name: t.detach().to(dtype).contiguous() for name, t in tensors.items()},
+            **{name: t.detach().to(exact).contiguous() for name, t in results.items() if t is not None},
+            "grad.lse": grad_lse.float(),
+            "lse": lse.detach().float(),
+            "lengths": torch.tensor([lengths.batch, lengths.query, lengths.key]),
+            **{f"mask.{name}": tensor for name, tensor in inputs.items()},
+        }
+    )
+
+
+def _mask_inputs(spec: AttentionSpec) -> tuple[dict[str, Tensor], Lengths]:
+    family = family_of(spec.mask)
+    if not family.drafts:
+        return {}, _PLAIN
+    query = _BLOCKS * (spec.mask.block_size or 1)
+    position = torch.arange(_BLOCKS)
+    known = {
+        "anchors": (position + 1) * _CONTEXT // (_BLOCKS + 1),
+        # The last anchor is dropped, so that empty rows are part of the test.
+        "keep": position < _BLOCKS - 1,
+        "document_ids": (torch.arange(_CONTEXT) >= _CONTEXT // 2).long(),
+    }
+    inputs = {
+        given.name: known[given.name].unsqueeze(0) if given.dims[0] == "B" else known[given.name]
+        for given in family.inputs
+    }
+    return inputs, Lengths(batch=1, query=query, key=_CONTEXT + query)

@@ -1,0 +1,124 @@
+"""The build's own process: ``python -m aotpack.build.worker JOB``.
+
+JOB is a JSON file ``{"specs": {name: spec}, "target": name, "folder": path}``. Progress goes to stdout, one
+JSON object a line; the results are files in the folder and ``result.json``, which names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from aotpack.build import elf
+from aotpack.build.compile import compile_cpu
+from aotpack.build.export import Graph, differentiate, export
+from aotpack.build.programs import attention_program, block_mask_program
+from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, compiler_version
+from aotpack.build.vectors import TOLERANCE, golden_vectors
+from aotpack.errors import AotpackError, BuildError, HostError
+from aotpack.spec import AttentionSpec
+from aotpack.targets import Target
+
+__all__ = ["main"]
+
+TRIED: Final = ("2.13", "2.14")
+
+
+def main(job_file: str) -> int:
+    """Runs a job; an error of ours ends it with exit code 3 and the error on stdout's last line."""
+    job = json.loads(Path(job_file).read_text())
+    folder = Path(job["folder"])
+    specs = {name: AttentionSpec.from_dict(spec) for name, spec in job["specs"].items()}
+    try:
+        _check_torch()
+        result = _build(specs, Target.parse(job["target"]), folder)
+    except AotpackError as error:
+        _say(error=type(error).__name__, problem=error.problem, **error.diagnostics())
+        return 3
+    (folder / "result.json").write_text(json.dumps({"variants": result, "provenance": _provenance()}))
+    return 0
+
+
+def _check_torch() -> None:
+    if not torch.__version__.startswith(TRIED):
+        raise HostError(
+            "this torch cannot build packages",
+            expected=" or ".join(f"torch {version}" for version in TRIED),
+            found=f"torch {torch.__version__}",
+            remedy="build in an environment with one of those; what it builds runs under torch 2.11 to 2.14",
+        )
+
+
+def _provenance() -> dict[str, str]:
+    return {"torch": torch.__version__, "compiler": compiler_version()}
+
+
+def _build(specs: dict[str, AttentionSpec], target: Target, folder: Path) -> dict[str, Any]:
+    flags = HOST_FLAGS[target.arch]
+    with _stage("kernels"):
+        compile_kernels(flags, folder)
+    # One variant a spec, whatever names it goes by.
+    distinct = {spec.digest: (name, spec) for name, spec in specs.items()}
+    return {digest: _variant(name, spec, flags, folder) for digest, (name, spec) in distinct.items()}
+
+
+def _variant(name: str, spec: AttentionSpec, flags: HostFlags, folder: Path) -> dict[str, Any]:
+    with _stage("export", name):
+        forward, backward = differentiate(attention_program(spec))
+        graphs = {"block_mask": export(block_mask_program(spec)), "forward": forward, "backward": backward}
+    programs = []
+    for program, graph in graphs.items():
+        with _stage(program, name):
+            library = compile_cpu(graph, flags, kernels=program != "block_mask")
+            programs.append(_facts(program, graph, library, flags))
+    with _stage("vectors", name):
+        vectors = folder / f"{spec.digest}.safetensors"
+        vectors.write_bytes(golden_vectors(spec))
+    names = ("out", "lse", "grad.q", "grad.k", "grad.v")
+    tolerance = dict.fromkeys(names, TOLERANCE[spec.dtype])
+    return {"programs": programs, "vectors": str(vectors), "tolerance": tolerance}
+
+
+def _facts(program: str, graph: Graph, library: Path, flags: HostFlags) -> dict[str, Any]:
+    if flags.simdlen == 256 and elf.uses_zmm(library):
+        raise BuildError(
+            f"the {program} program uses 512-bit registers, which its target lacks",
+            expected=f"host code for {flags.march}",
+            remedy="check CXX and CXXFLAGS for an option like -march",
+        )
+    symbols = elf.imported_symbols(library)
+    return {
+        "name": program,
+        "library": str(library),
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+        "glibc": elf.symbol_version(library, "GLIBC"),
+        "libstdcxx": elf.symbol_version(library, "GLIBCXX"),
+        "needed": elf.needed(library),
+        "torch_symbols": [s for s in symbols if s.startswith(("aoti_torch_", "torch_"))],
+    }
+
+
+@contextlib.contextmanager
+def _stage(name: str, spec: str | None = None) -> Iterator[None]:
+    _say(stage=name, spec=spec)
+    start = time.perf_counter()
+    yield
+    _say(stage=name, spec=spec, seconds=time.perf_counter() - start)
+
+
+def _say(**line: object) -> None:
+    print(json.dumps(line), file=_progress, flush=True)
+
+
+if __name__ == "__main__":
+    # Compilers print to stdout too; only this stream is progress.
+    _progress, sys.stdout = sys.stdout, sys.stderr
+    sys.exit(main(sys.argv[1]))

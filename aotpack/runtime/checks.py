@@ -1,0 +1,144 @@
+"""Checks of a call's arguments: each failure says what was expected, what was found and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from aotpack.errors import InputError
+from aotpack.masks import Family, Lengths
+from aotpack.runtime.mask import BlockMask
+from aotpack.spec import AttentionSpec, MaskSpec
+
+__all__ = ["check_anchors", "check_inputs", "check_mask", "check_qkv"]
+
+
+def check_qkv(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """q [B,heads,Q,head_dim], k [B,kv_heads,KV,head_dim], v [B,kv_heads,KV,value_dim], of the spec's dtype."""
+    shapes = {
+        "q": (q, spec.heads, spec.head_dim),
+        "k": (k, spec.kv_heads, spec.head_dim),
+        "v": (v, spec.kv_heads, spec.value_dim),
+    }
+    dtype = getattr(torch, spec.dtype)
+    for name, (tensor, heads, size) in shapes.items():
+        shape = tuple(tensor.shape)
+        if tensor.dim() != 4 or tensor.shape[1] != heads or tensor.shape[3] != size:
+            raise InputError(
+                f"{name} has the wrong shape for this attention",
+                expected=f"[batch, {heads}, length, {size}]",
+                found=list(shape),
+                remedy="reshape it, or load a package built for this model: pack.require(spec) compares",
+            )
+        _same_device(name, tensor, device)
+        if tensor.dtype != dtype:
+            raise InputError(
+                f"{name} has the wrong dtype for this attention",
+                expected=dtype,
+                found=tensor.dtype,
+                remedy=f"cast it, run under autocast to {spec.dtype}, or build a package of this dtype",
+            )
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+        raise InputError(
+            "q, k and v do not fit each other",
+            expected="one batch size, and k and v of one length",
+            found=f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
+            remedy="check how the keys and values were joined",
+        )
+
+
+def check_mask(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, mask: BlockMask) -> None:
+    """The mask was made by this spec's rule, for these lengths and this batch, on this device."""
+    if mask.spec is not None and mask.spec != spec.mask:
+        raise InputError(
+            "the mask was made by another rule",
+            expected=spec.mask.to_dict(),
+            found=mask.spec.to_dict(),
+            remedy="make it with block_mask of the same attention",
+        )
+    batch, query, key = q.shape[0], q.shape[2], k.shape[2]
+    lengths = mask.lengths
+    if (lengths.query, lengths.key) != (query, key) or lengths.batch not in (1, batch):
+        raise InputError(
+            "the mask was made for other lengths",
+            expected=f"batch {batch}, query length {query}, key length {key}",
+            found=f"batch {lengths.batch}, query length {lengths.query}, key length {lengths.key}",
+            remedy="make a new mask whenever the batch, the anchors or the context change",
+        )
+    for tensor in mask.tensors[:1]:
+        _same_device("the mask", tensor, device)
+
+
+def check_inputs(
+    family: Family, mask: MaskSpec, device: torch.device, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, int | None]
+) -> None:
+    """The mask rule's tensors and lengths are all there, of the right dtype, shape and device."""
+    needed = {given.name for given in family.inputs}
+    wanted = {"context_len"} if family.drafts else {"query_len", "context_len"}
+    given_names = {n for n, value in {**inputs, **lengths}.items() if value is not None}
+    if given_names != needed | wanted:
+        raise InputError(
+            f"block_mask of the family '{family.name}' was called with the wrong arguments",
+            expected=", ".join(sorted(needed | wanted)),
+            found=", ".join(sorted(given_names)) or "none",
+        )
+    sizes: dict[str, int] = {}
+    for given in family.inputs:
+        tensor = inputs[given.name]
+        assert tensor is not None
+        _same_device(given.name, tensor, device)
+        if tensor.dtype != given.dtype:
+            raise InputError(
+                f"{given.name} has the wrong dtype", expected=given.dtype, found=tensor.dtype, remedy="cast it"
+            )
+        shape = list(tensor.shape)
+        axes = f"[{', '.join(given.dims)}]"
+        if len(shape) != len(given.dims) or 0 in shape:
+            raise InputError(f"{given.name} has the wrong shape", expected=f"{axes}, no size 0", found=shape)
+        for axis, size in zip(given.dims, shape, strict=True):
+            if sizes.setdefault(axis, size) != size:
+                raise InputError(
+                    f"{given.name} does not fit the other inputs",
+                    expected=f"{axes} with {axis}={sizes[axis]}",
+                    found=shape,
+                )
+    for name in sorted(wanted):
+        length = lengths[name]
+        if not isinstance(length, int) or length < 1:
+            raise InputError(f"{name} is wrong", expected="a positive number of tokens", found=repr(length))
+    if sizes.get("T", lengths["context_len"]) != lengths["context_len"]:
+        raise InputError(
+            "document_ids and context_len differ", expected=lengths["context_len"], found=sizes["T"]
+        )
+
+
+def check_anchors(inputs: Mapping[str, Tensor | None], lengths: Lengths) -> None:
+    """Anchors of kept blocks are positions in the context. Reads the tensors' values."""
+    anchors, keep = inputs.get("anchors"), inputs.get("keep")
+    if anchors is None:
+        return
+    context = lengths.key - lengths.query
+    wrong = (anchors < 0) | (anchors >= context)
+    if keep is not None:
+        wrong = wrong & keep
+    if bool(wrong.any()):
+        raise InputError(
+            "anchors are out of range",
+            expected=f"positions from 0 to {context - 1}, the context being {context} tokens long",
+            found=f"{int(wrong.sum())} others, for example {int(anchors[wrong][0])}",
+            remedy="sample anchors inside the context, or clear keep for blocks that are padding",
+        )
+
+
+def _same_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise InputError(
+            f"{name} is on another device than this attention",
+            expected=device,
+            found=tensor.device,
+            remedy=f"move it, or take the attention of a pack loaded with device='{tensor.device}'",
+        )
+
+

@@ -1,0 +1,76 @@
+"""Facts of this machine and this process, for the decision which variant runs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from aotpack.targets import CudaDevice, HostFacts, cpu_flags, instruction_set
+
+__all__ = ["host_facts"]
+
+_TORCH_LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so")
+
+
+def host_facts(*, symbols: Iterable[str] = (), libraries: Iterable[str] = ()) -> HostFacts:
+    """What this machine offers; ``symbols`` and ``libraries`` are the names to look for."""
+    machine = platform.machine()
+    flags = cpu_flags(Path("/proc/cpuinfo").read_text()) if Path("/proc/cpuinfo").exists() else frozenset()
+    return HostFacts(
+        machine=machine,
+        instruction_set=instruction_set(machine, flags),
+        glibc=_glibc(),
+        torch=torch.__version__,
+        torch_symbols=_present_symbols(symbols),
+        libraries=frozenset(name for name in libraries if _resolves(name)),
+        cuda_devices=_cuda_devices(),
+    )
+
+
+def _glibc() -> str | None:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None
+    except (ValueError, OSError):
+        return None
+
+
+def _present_symbols(names: Iterable[str]) -> frozenset[str]:
+    loaded = [library for name in _TORCH_LIBRARIES if (library := _open_loaded(name)) is not None]
+    return frozenset(name for name in names if any(hasattr(library, name) for library in loaded))
+
+
+def _open_loaded(name: str) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return None
+
+
+def _resolves(name: str) -> bool:
+    # Libraries of torch and of the process are loaded already; others are found by the dynamic linker's
+    # own search, which opening them is the only way to ask.
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _cuda_devices() -> tuple[CudaDevice, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(_cuda_device(index) for index in range(torch.cuda.device_count()))
+
+
+def _cuda_device(index: int) -> CudaDevice:
+    properties = torch.cuda.get_device_properties(index)
+    return CudaDevice(
+        name=properties.name,
+        capability=(properties.major, properties.minor),
+        shared_memory=properties.shared_memory_per_block_optin,
+    )

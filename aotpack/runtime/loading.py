@@ -1,0 +1,214 @@
+"""``aotpack.load``: from a package file to attentions that are ready to be called."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+
+from aotpack.errors import HostError, InputError, MismatchError, NoVariantError
+from aotpack.package import Manifest, Package, Variant
+from aotpack.runtime.attention import Attention
+from aotpack.runtime.host import host_facts
+from aotpack.runtime.programs import CompiledPrograms
+from aotpack.spec import AttentionSpec, differences
+from aotpack.store import Store
+from aotpack.targets import Decision, choose
+
+__all__ = ["CALLING_CONVENTIONS", "Pack", "choose_variants", "load"]
+
+CALLING_CONVENTIONS: Final = (1,)
+Wanted = AttentionSpec | Mapping[str, AttentionSpec] | Iterable[AttentionSpec]
+
+
+class Pack:
+    """A loaded package on one device. Keep it as long as its attentions are used.
+
+    Attributes:
+        path: where it was loaded from.
+        digest: SHA-256 of its manifest.
+        device: where its attentions run.
+        target: the target of the variants that were chosen; None for the eager fallback.
+        specs: by the name under which ``attention`` finds them.
+    """
+
+    def __init__(
+        self, package: Package, device: torch.device, target: str | None, attentions: Mapping[str, Attention]
+    ) -> None:
+        self.path = package.name
+        self.digest = package.digest
+        self.device = device
+        self.target = target
+        self.specs: Mapping[str, AttentionSpec] = dict(package.manifest.specs)
+        self._attentions = dict(attentions)
+
+    def __repr__(self) -> str:
+        return f"<aotpack pack {self.path}: {', '.join(self.specs)} on {self.device} ({self.target or 'eager'})>"
+
+    def attention(self, name: str | None = None) -> Attention:
+        """The attention of that name; without a name, the only one.
+
+        Raises:
+            InputError: there is none, or more than one and no name.
+        """
+        if name is None and len(self._attentions) == 1:
+            return next(iter(self._attentions.values()))
+        if name not in self._attentions:
+            raise InputError(
+                "the package has no attention of that name" if name else "the package has several attentions",
+                expected=" or ".join(repr(known) for known in self._attentions),
+                found=repr(name),
+                remedy="ask for a listed name",
+            )
+        return self._attentions[name]
+
+    def require(self, specs: Wanted) -> None:
+        """Refuses a package that was built for another model.
+
+        Args:
+            specs: one spec or several, or a mapping of names to specs.
+
+        Raises:
+            MismatchError: a spec is not in the package; the fields that differ are listed.
+        """
+        _require(self.specs, specs)
+
+
+def load(
+    source: str | os.PathLike[str],
+    device: str | torch.device = "cpu",
+    *,
+    specs: Wanted | None = None,
+    on_miss: Literal["error", "eager"] = "error",
+) -> Pack:
+    """Loads a package for one device; nothing is traced or compiled, now or later.
+
+    Args:
+        source: a package file, or a folder that holds one.
+        device: ``"cpu"``, ``"cuda"`` (the current device) or ``"cuda:N"``.
+        specs: what the trainer needs, as in ``Pack.require``.
+        on_miss: ``"eager"`` falls back to dense math, with one warning, where no variant runs here.
+
+    Raises:
+        InputError: there is no such file, or the device is unknown.
+        MismatchError: the package was built for other specs.
+        NoVariantError, HostError: no variant runs here; every variant and the reason is listed.
+        IntegrityError: the file is not what its manifest says.
+    """
+    where = _device(device)
+    if on_miss not in ("error", "eager"):
+        raise InputError("on_miss is wrong", expected="'error' or 'eager'", found=repr(on_miss))
+    with Package.open(_file(Path(source))) as package:
+        if specs is not None:
+            _require(package.manifest.specs, specs)
+        try:
+            chosen, _ = choose_variants(package.manifest, str(where))
+            attentions = _attentions(package, chosen, where)
+        except (NoVariantError, HostError) as error:
+            if on_miss == "error":
+                raise
+            warnings.warn(f"aotpack runs dense eager attention: {error}", stacklevel=2)
+            return Pack(package, where, None, _eager(package.manifest, where))
+        return Pack(package, where, next(iter(chosen.values())).target, attentions)
+
+
+def choose_variants(manifest: Manifest, device: str) -> tuple[dict[str, Variant], tuple[Decision, ...]]:
+    """The variant of each spec (by digest) for this machine, and the decisions about the first spec's.
+
+    Raises:
+        NoVariantError, HostError: some spec has none that runs here.
+    """
+    if manifest.calling_convention not in CALLING_CONVENTIONS:
+        raise HostError(
+            "the package uses a calling convention that this aotpack does not know",
+            expected=" or ".join(map(str, CALLING_CONVENTIONS)),
+            found=manifest.calling_convention,
+            remedy="install a newer aotpack, or build the package again with this one",
+        )
+    needs = [variant.requires for variant in manifest.variants]
+    host = host_facts(
+        symbols={symbol for need in needs for symbol in need.torch_symbols},
+        libraries={name for need in needs for name in need.needed},
+    )
+    chosen: dict[str, Variant] = {}
+    decisions: tuple[Decision, ...] = ()
+    for spec in manifest.specs.values():
+        choice = choose([v for v in manifest.variants if v.spec == spec.digest], host, device)
+        chosen[spec.digest] = choice.variant
+        decisions = decisions or choice.decisions
+    return chosen, decisions
+
+
+def _attentions(
+    package: Package, chosen: Mapping[str, Variant], device: torch.device
+) -> dict[str, Attention]:
+    store = Store()
+    programs = {
+        digest: CompiledPrograms(variant, store.unpack(package, variant), device)
+        for digest, variant in chosen.items()
+    }
+    return {
+        name: Attention(name, spec, device, programs[spec.digest])
+        for name, spec in package.manifest.specs.items()
+    }
+
+
+def _eager(manifest: Manifest, device: torch.device) -> dict[str, Attention]:
+    return {name: Attention(name, spec, device, None) for name, spec in manifest.specs.items()}
+
+
+def _require(found: Mapping[str, AttentionSpec], wanted: Wanted) -> None:
+    if isinstance(wanted, AttentionSpec):
+        wanted = [wanted]
+    named = wanted.items() if isinstance(wanted, Mapping) else ((None, spec) for spec in wanted)
+    for name, spec in named:
+        if found.get(name) == spec if name is not None else spec in found.values():
+            continue
+        nearest = _nearest(found, name, spec)
+        lines = differences(spec, found[nearest])
+        raise MismatchError(
+            f"the package was built for another {'attention' if name is None else f'attention {name!r}'}",
+            expected=spec.to_json(),
+            found=f"{nearest!r}, which differs in\n    " + "\n    ".join(lines)
+            if lines
+            else f"the same spec under the name {nearest!r}",
+            remedy="load the package of this model, or build one with 'aotpack build'",
+        )
+
+
+def _nearest(found: Mapping[str, AttentionSpec], name: str | None, spec: AttentionSpec) -> str:
+    if name in found:
+        return str(name)
+    return min(found, key=lambda known: len(differences(spec, found[known])))
+
+
+def _file(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    packages = sorted(path.glob("*.aotpack"))
+    if len(packages) != 1:
+        raise InputError(
+            f"the folder {path} does not hold exactly one package",
+            expected="one .aotpack file",
+            found=", ".join(p.name for p in packages) or "none",
+            remedy="name the file",
+        )
+    return packages[0]
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise InputError("the device is unknown", expected="cpu, cuda or cuda:N", found=repr(device)) from error
+    if where.type not in ("cpu", "cuda"):
+        raise InputError("the device is not supported", expected="cpu, cuda or cuda:N", found=str(where))
+    if where.type == "cpu":
+        return torch.device("cpu")
+    if where.index is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return where

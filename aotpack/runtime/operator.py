@@ -1,0 +1,172 @@
+"""The registered torch operators ``aotpack::attention`` and ``aotpack::attention_backward``.
+
+To autograd, to torch.compile around them and to checkpointing each is one opaque call. They are
+registered on first use, with ``torch.library.Library``: ``torch.library.custom_op`` would import
+``torch._dynamo`` (torch 2.11 to 2.14). The only module that touches ``torch._C._AutoDispatchBelowAutograd``;
+tried with torch 2.11.0 and 2.14.1.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from aotpack.errors import InputError, UnsupportedError
+
+__all__ = ["Programs", "attention", "enroll"]
+
+_SCHEMAS: Final = (
+    "attention(int programs, Tensor q, Tensor k, Tensor v, Tensor[] mask) -> (Tensor out, Tensor lse)",
+    "attention_backward(int programs, Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, "
+    "Tensor out, Tensor lse, Tensor[] mask) -> (Tensor dq, Tensor dk, Tensor dv)",
+)
+
+
+class Programs(Protocol):
+    """The compiled forward and backward of one variant, called below autograd."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """out [B,H,Q,Dv] and lse [B,H,Q]."""
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        grad_lse: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        mask: list[Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dq, dk and dv, shaped as q, k and v."""
+
+
+_lock: Final = threading.Lock()
+_enrolled: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
+_library: torch.library.Library | None = None
+_next_key = 0
+
+
+def enroll(programs: Programs) -> int:
+    """Gives programs a key by which the operators find them, for as long as they live."""
+    global _library, _next_key
+    with _lock:
+        if _library is None:
+            _library = _register()
+        _next_key += 1
+        _enrolled[_next_key] = programs
+        return _next_key
+
+
+def attention(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Calls the operator: out and lse, differentiable once in q, k and v."""
+    result: tuple[Tensor, Tensor] = torch.ops.aotpack.attention.default(key, q, k, v, mask)
+    return result
+
+
+def _find(key: int) -> Programs:
+    programs = _enrolled.get(key)
+    if programs is None:
+        raise InputError(
+            "the package of this attention call is no longer loaded",
+            expected="an attention whose pack is alive in this process",
+            remedy="load the package in this process and keep the pack or the attention",
+        )
+    found: Programs = programs
+    return found
+
+
+def _forward(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
+    return _find(key).forward(q.contiguous(), k.contiguous(), v.contiguous(), mask)
+
+
+def _backward(
+    key: int,
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: list[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    grads = (grad_out.contiguous(), grad_lse.contiguous())
+    return _find(key).backward(*grads, q.contiguous(), k.contiguous(), v.contiguous(), out, lse, mask)
+
+
+def _forward_fake(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
+    batch, heads, rows, _ = q.shape
+    return q.new_empty((batch, heads, rows, v.shape[3])), q.new_empty((batch, heads, rows), dtype=torch.float32)
+
+
+def _backward_fake(
+    key: int, grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, key: int, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> tuple[Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse = attention(key, q, k, v, list(mask))
+        ctx.key = key
+        ctx.save_for_backward(q, k, v, out, lse, *mask)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *mask = ctx.saved_tensors
+        found = torch.ops.aotpack.attention_backward.default(
+            ctx.key, grads[0], grads[1], q, k, v, out, lse, mask
+        )
+        return None, *found, *(None for _ in mask)
+
+
+class _AttentionBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, key: int, mask: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
+        with torch._C._AutoDispatchBelowAutograd():
+            result: tuple[Tensor, ...] = torch.ops.aotpack.attention_backward.default(key, *tensors, mask)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        raise UnsupportedError(
+            "aotpack's attention cannot be differentiated twice",
+            expected="one backward through each forward",
+            found="a gradient of a gradient of attention",
+            remedy="take second derivatives without attention in their path, or with dense attention",
+        )
+
+
+def _forward_autograd(
+    key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    result: tuple[Tensor, Tensor] = _Attention.apply(key, q, k, v, *mask)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _backward_autograd(key: int, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *tensors, mask = args
+    result: tuple[Tensor, Tensor, Tensor] = _AttentionBackward.apply(key, mask, *tensors)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _register() -> torch.library.Library:
+    library = torch.library.Library("aotpack", "DEF")
+    kernels = ((_forward, _forward_fake, _forward_autograd), (_backward, _backward_fake, _backward_autograd))
+    for schema, (kernel, fake, autograd) in zip(_SCHEMAS, kernels, strict=True):
+        library.define(schema)
+        name = schema.partition("(")[0]
+        library.impl(name, kernel, "CPU")
+        library.impl(name, kernel, "CUDA")
+        library.impl(name, fake, "Meta")
+        library.impl(name, autograd, "Autograd")
+    return library
