@@ -1,17 +1,21 @@
 """AOTInductor: from a graph to a stripped shared library.
 
-The only module that touches ``torch._inductor``. Tried with torch 2.14.1: ``aot_compile`` with the options
-below; ``aot_inductor.custom_ops_to_c_shims`` and ``custom_op_libs`` link the CPU kernels in.
+The only module that touches ``torch._inductor``. Tried with torch 2.13.0 and 2.14.1: ``aot_compile`` with the
+options below; ``aot_inductor.custom_ops_to_c_shims`` and ``custom_op_libs`` link the CPU kernels in;
+``cpu_vec_isa.valid_vec_isa_list`` decides the vector instructions of generated code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch._inductor
+from torch._inductor import cpu_vec_isa
 
 from aotpack.build import elf
 from aotpack.build.export import Graph
@@ -43,8 +47,43 @@ def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
         options["aot_inductor.custom_ops_to_c_shims"] = C_SHIMS
         options["aot_inductor.custom_op_libs"] = [KERNEL_LIBRARY]
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    library = torch._inductor.aot_compile(graph.module, graph.args, options=options)
+    with _vector_instructions(flags):
+        library = torch._inductor.aot_compile(graph.module, graph.args, options=options)
     if not isinstance(library, str):
         raise BuildError("AOTInductor returned no shared library", expected="one path", found=repr(library))
     elf.strip(Path(library))
     return Path(library)
+
+
+@contextlib.contextmanager
+def _vector_instructions(flags: HostFlags) -> Iterator[None]:
+    """Generated code uses the target's vector instructions, whatever the building machine has.
+
+    Left alone, Inductor takes the widest set of the machine it runs on (AMX counts as 512 bits), and
+    compiles a probe for each.
+    """
+    chosen, found = _ISA[flags.capability](), cpu_vec_isa.valid_vec_isa_list
+    cpu_vec_isa.valid_vec_isa_list = lambda: [chosen]
+    try:
+        yield
+    finally:
+        cpu_vec_isa.valid_vec_isa_list = found
+
+
+class _Avx2(cpu_vec_isa.VecAVX2):
+    def __bool__(self) -> bool:
+        return True
+
+
+class _Avx512(cpu_vec_isa.VecAVX512):
+    # VecAVX512's own test also adds bfloat16 instructions, which x86-64-v4 does not have.
+    def __bool__(self) -> bool:
+        return True
+
+
+class _Neon(cpu_vec_isa.VecNEON):
+    def __bool__(self) -> bool:
+        return True
+
+
+_ISA: Final = {"AVX2": _Avx2, "AVX512": _Avx512, "DEFAULT": _Neon}
