@@ -20,7 +20,7 @@ from torch._inductor import cpu_vec_isa
 from aotpack.build import elf
 from aotpack.build.export import Graph
 from aotpack.build.ops import C_SHIMS
-from aotpack.build.toolchain import KERNEL_LIBRARY, HostFlags
+from aotpack.build.toolchain import KERNEL_LIBRARY, HostFlags, compiler_name
 from aotpack.errors import BuildError
 
 __all__ = ["compile_cpu"]
@@ -33,6 +33,7 @@ def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
     """
     options: dict[str, Any] = {
         **flags.inductor_options,
+        "cpp.cxx": (None, compiler_name()),
         "cpp.dynamic_threads": True,
         "compile_threads": 1,
         # One header cache for each set of flags costs more than the three programs save by it.

@@ -17,7 +17,13 @@ def _run(name: str, *arguments: str) -> str:
 
 def strip(library: Path) -> None:
     """Removes every symbol and section that loading does not need, in place."""
-    _run("strip", "--strip-unneeded", "--remove-section=.comment", "--remove-section=.note.gnu.build-id", str(library))
+    _run(
+        "strip",
+        "--strip-unneeded",
+        "--remove-section=.comment",
+        "--remove-section=.note.gnu.build-id",
+        str(library),
+    )
 
 
 def needed(library: Path) -> tuple[str, ...]:

@@ -49,7 +49,9 @@ C_SHIMS: Final[dict[Any, list[str]]] = {
 @torch.library.register_fake("aotpack_build::block_sparse_forward", lib=_library)
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, heads, rows, _ = q.shape
-    return q.new_empty((batch, heads, rows, v.shape[3])), q.new_empty((batch, heads, rows), dtype=torch.float32)
+    return q.new_empty((batch, heads, rows, v.shape[3])), q.new_empty(
+        (batch, heads, rows), dtype=torch.float32
+    )
 
 
 @torch.library.register_fake("aotpack_build::block_sparse_backward", lib=_library)
@@ -61,7 +63,9 @@ def _backward_fake(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, *mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, *mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         out, lse = _forward(q, k, v, *mask[:4], *mask[8:], scale)
         ctx.save_for_backward(q, k, v, out, lse, *mask)
         ctx.scale = scale

@@ -192,9 +192,7 @@ def _follow(
             )
         else:
             note(
-                Stage(
-                    target=str(target), name=said["stage"], spec=said["spec"], seconds=said.get("seconds")
-                )
+                Stage(target=str(target), name=said["stage"], spec=said["spec"], seconds=said.get("seconds"))
             )
     return failure
 
@@ -209,7 +207,15 @@ def _kill(worker: subprocess.Popen[str]) -> None:
 
 def _environment(folder: Path) -> dict[str, str]:
     # Variables that would change what Inductor or the compiler makes are the build's own, not the user's.
-    dropped = ("TORCHINDUCTOR_", "AOT_INDUCTOR", "AOTINDUCTOR", "TORCH_COMPILE", "TORCH_LOGS", "CPATH", "CPLUS_INCLUDE_PATH")
+    dropped = (
+        "TORCHINDUCTOR_",
+        "AOT_INDUCTOR",
+        "AOTINDUCTOR",
+        "TORCH_COMPILE",
+        "TORCH_LOGS",
+        "CPATH",
+        "CPLUS_INCLUDE_PATH",
+    )
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     source = str(Path(aotpack.__file__).parent.parent)
     return {
@@ -224,9 +230,7 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _variants(
-    result: Mapping[str, Any], target: Target, blobs: dict[str, bytes]
-) -> Iterator[Variant]:
+def _variants(result: Mapping[str, Any], target: Target, blobs: dict[str, bytes]) -> Iterator[Variant]:
     def add(path: str) -> str:
         data = Path(path).read_bytes()
         key = blob_key(data)

@@ -97,9 +97,7 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return count.unsqueeze(1), indices.unsqueeze(1)
 
 
-def _lengths(
-    family: Family, mask: MaskSpec, args: Sequence[Tensor]
-) -> tuple[Mapping[str, Tensor], Lengths]:
+def _lengths(family: Family, mask: MaskSpec, args: Sequence[Tensor]) -> tuple[Mapping[str, Tensor], Lengths]:
     inputs = {given.name: tensor for given, tensor in zip(family.inputs, args, strict=False)}
     carriers = args[len(family.inputs) :]
     batch = next((inputs[i.name].shape[i.dims.index("B")] for i in family.inputs if "B" in i.dims), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -13,7 +14,17 @@ from torch.utils import cpp_extension
 
 from aotpack.errors import BuildError, HostError
 
-__all__ = ["HOST_FLAGS", "KERNEL_LIBRARY", "HostFlags", "compile_kernels", "compiler", "compiler_version", "tool"]
+__all__ = [
+    "HOST_FLAGS",
+    "KERNEL_LIBRARY",
+    "HostFlags",
+    "compile_kernels",
+    "compiler",
+    "compiler_name",
+    "compiler_version",
+    "hide_paths",
+    "tool",
+]
 
 KERNEL_LIBRARY: Final = "aotpack_block_sparse"
 _SOURCE: Final = Path(__file__).parent / "cpu" / "block_sparse.cpp"
@@ -59,7 +70,29 @@ def compiler() -> str:
 
 def compiler_version() -> str:
     """First line of the compiler's own version."""
-    return subprocess.run([compiler(), "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
+    return subprocess.run(
+        [compiler(), "--version"], check=True, capture_output=True, text=True
+    ).stdout.splitlines()[0]
+
+
+def compiler_name() -> str:
+    """Under which name Inductor calls the compiler that ``hide_paths`` wraps."""
+    return Path(compiler()).name
+
+
+def hide_paths(folder: Path) -> None:
+    """Wraps the compiler so that no path below ``folder`` reaches a binary; libraries are then reproducible.
+
+    The wrapper is found through PATH under the compiler's own name: Inductor tells compilers apart by name
+    and hashes the command.
+    """
+    real, wrapper = compiler(), folder / "bin" / compiler_name()
+    wrapper.parent.mkdir()
+    wrapper.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(real)} {shlex.quote(f"-ffile-prefix-map={folder}=.")} "$@"\n'
+    )
+    wrapper.chmod(0o700)
+    os.environ["PATH"] = os.pathsep.join([str(wrapper.parent), os.environ.get("PATH", os.defpath)])
 
 
 def compile_kernels(flags: HostFlags, folder: Path) -> Path:

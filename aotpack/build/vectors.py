@@ -39,7 +39,10 @@ def golden_vectors(spec: AttentionSpec) -> bytes:
     q = draw(1, spec.heads, lengths.query, spec.head_dim).requires_grad_()
     k = draw(1, spec.kv_heads, lengths.key, spec.head_dim).requires_grad_()
     v = draw(1, spec.kv_heads, lengths.key, spec.value_dim).requires_grad_()
-    grad_out, grad_lse = draw(1, spec.heads, lengths.query, spec.value_dim), draw(1, spec.heads, lengths.query)
+    grad_out, grad_lse = (
+        draw(1, spec.heads, lengths.query, spec.value_dim),
+        draw(1, spec.heads, lengths.query),
+    )
     out, lse = dense_attention(q, k, v, visible, spec.scale)
     torch.autograd.backward([out, lse], [grad_out, grad_lse])
     dtype = getattr(torch, spec.dtype)

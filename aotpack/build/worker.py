@@ -20,7 +20,7 @@ from aotpack.build import elf
 from aotpack.build.compile import compile_cpu
 from aotpack.build.export import Graph, differentiate, export
 from aotpack.build.programs import attention_program, block_mask_program
-from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, compiler_version
+from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, compiler_version, hide_paths
 from aotpack.build.vectors import TOLERANCE, golden_vectors
 from aotpack.errors import AotpackError, BuildError, HostError
 from aotpack.spec import AttentionSpec
@@ -62,6 +62,7 @@ def _provenance() -> dict[str, str]:
 
 def _build(specs: dict[str, AttentionSpec], target: Target, folder: Path) -> dict[str, Any]:
     flags = HOST_FLAGS[target.arch]
+    hide_paths(folder)
     with _stage("kernels"):
         compile_kernels(flags, folder)
     # One variant a spec, whatever names it goes by.
