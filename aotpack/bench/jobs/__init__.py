@@ -1,0 +1,1 @@
+"""What the measuring processes do; each function takes and returns JSON values."""

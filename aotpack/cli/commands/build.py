@@ -1,0 +1,91 @@
+"""``aotpack build``: from configs to one package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aotpack.build import BuildReport
+from aotpack.cli.console import Console, talking
+from aotpack.cli.progress import BuildProgress
+from aotpack.cli.sources import default_output, read_sources
+from aotpack.cli.text import columns, duration, size
+from aotpack.spec import DTYPES, AttentionSpec
+
+__all__ = ["build"]
+
+
+@click.command()
+@click.argument("sources", metavar="[NAME=]CONFIG|SPEC...", nargs=-1, required=True)
+@click.option(
+    "-t", "--target", "targets", multiple=True, help="Device type; may be repeated.  [default: cpu]"
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The package file.  [default: a file here, named after the config's folder]",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Instead of the config's.")
+@click.option("--family", help="Mask family, instead of dflash.")
+@click.option("--block-size", type=click.IntRange(min=1), help="Tokens of a draft block.")
+@click.option("--window", type=click.IntRange(min=1), help="Tokens that sliding layers see.")
+@talking
+def build(
+    console: Console,
+    sources: tuple[str, ...],
+    targets: tuple[str, ...],
+    output: Path | None,
+    **overrides: Any,
+) -> None:
+    """Compile the attention of drafters into one package.
+
+    A source is a drafter's config.json, a folder that holds one, or a TOML spec file. Its specs are named
+    after the layers' masks, "full" and "sliding"; NAME=SOURCE names them NAME.full and NAME.sliding.
+    """
+    from aotpack.build import build as compile_package
+
+    specs = read_sources(sources, overrides)
+    path = output if output is not None else default_output(sources)
+    if output is None:
+        console.say(f"writing to {path}; choose another file with -o")
+    for name, spec in specs.items():
+        console.detail(f"spec {name}: {spec.to_json()}")
+    with BuildProgress(console) as progress:
+        report = compile_package(specs, targets or ("cpu",), path, progress=progress)
+    data = _report(specs, report)
+    console.show("aotpack.build/1", data, _text(data))
+
+
+def _report(specs: dict[str, AttentionSpec], report: BuildReport) -> dict[str, Any]:
+    return {
+        "path": str(report.path),
+        "digest": report.digest,
+        "bytes": report.size,
+        "seconds": round(report.seconds, 3),
+        "specs": {name: spec.digest for name, spec in specs.items()},
+        "targets": list(dict.fromkeys(stage.target for stage in report.stages)),
+        "stages": [
+            {
+                "target": stage.target,
+                "spec": stage.spec,
+                "name": stage.name,
+                "seconds": round(stage.seconds or 0.0, 3),
+            }
+            for stage in report.stages
+        ],
+    }
+
+
+def _text(data: dict[str, Any]) -> str:
+    return columns(
+        [
+            ["package", f"{data['path']}, {size(data['bytes'])}"],
+            ["specs", ", ".join(data["specs"])],
+            ["targets", ", ".join(data["targets"])],
+            ["digest", data["digest"]],
+            ["time", duration(data["seconds"])],
+        ]
+    )

@@ -1,0 +1,87 @@
+"""``aotpack explain``: what this machine would take of a package, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aotpack.cli.console import Console, talking
+from aotpack.cli.text import columns
+from aotpack.errors import HostError, NoVariantError
+from aotpack.package import Manifest, Package, Variant
+from aotpack.targets import HostFacts, match
+
+__all__ = ["explain"]
+
+_COLORS = {"optimal": "green", "usable": "yellow", "refused": "red"}
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@talking
+def explain(console: Console, file: Path, device: str) -> int:
+    """Print every variant of a package with what this machine makes of it, and why.
+
+    A variant is optimal (it is the one that load takes), usable, or refused.
+    """
+    from aotpack.runtime.host import host_facts
+    from aotpack.runtime.loading import choose_variants
+
+    with Package.open(file) as package:
+        manifest, digest = package.manifest, package.digest
+    needs = [variant.requires for variant in manifest.variants]
+    host = host_facts(
+        symbols={symbol for need in needs for symbol in need.torch_symbols},
+        libraries={name for need in needs for name in need.needed},
+    )
+    chosen: dict[str, Variant] = {}
+    failure: NoVariantError | HostError | None = None
+    try:
+        chosen, _ = choose_variants(manifest, device)
+    except (NoVariantError, HostError) as error:
+        failure = error
+    rows = [row for variant in manifest.variants for row in _rows(manifest, variant, chosen, host, device)]
+    data = {"path": str(file), "digest": digest, "device": device, "runs": failure is None, "variants": rows}
+    console.show("aotpack.explain/1", data, _text(console, rows))
+    if failure is None:
+        return 0
+    console.say(f"aotpack: {failure.problem}")
+    if failure.remedy:
+        console.say(f"  what to do: {failure.remedy}")
+    return failure.exit_code
+
+
+def _rows(
+    manifest: Manifest, variant: Variant, chosen: dict[str, Variant], host: HostFacts, device: str
+) -> list[dict[str, Any]]:
+    decision = match(variant.requires, variant.target, host, device)
+    taken = chosen.get(variant.spec) is variant
+    status = "optimal" if taken else "usable" if decision.accepted else "refused"
+    return [
+        {
+            "spec": name,
+            "target": variant.target,
+            "status": status,
+            "code": str(decision.code),
+            "reason": decision.reason,
+        }
+        for name, spec in manifest.specs.items()
+        if spec.digest == variant.spec
+    ]
+
+
+def _text(console: Console, rows: list[dict[str, Any]]) -> str:
+    cells = [
+        [
+            row["spec"],
+            row["target"],
+            console.paint(row["status"], _COLORS[row["status"]]),
+            row["code"],
+            row["reason"],
+        ]
+        for row in rows
+    ]
+    return columns(cells, ["spec", "target", "status", "code", "reason"])

@@ -1,0 +1,62 @@
+"""``aotpack selftest``: golden vectors on this machine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import click
+
+from aotpack.cli.console import Console, talking
+from aotpack.cli.text import columns
+from aotpack.errors import SelfTestError
+
+__all__ = ["selftest"]
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@talking
+def selftest(console: Console, file: Path, device: str) -> int:
+    """Run every spec of a package on its golden vectors, gradients and empty rows included."""
+    from aotpack.runtime.selftest import self_test
+
+    report = self_test(file, device)
+    rows = [
+        {
+            "spec": check.spec,
+            "what": check.what,
+            "error": check.error if math.isfinite(check.error) else str(check.error),
+            "tolerance": check.tolerance,
+            "passed": check.passed,
+        }
+        for check in report.checks
+    ]
+    data = {
+        "path": str(file),
+        "digest": report.digest,
+        "device": report.device,
+        "target": report.target,
+        "passed": report.passed,
+        "checks": rows,
+    }
+    cells = [
+        [
+            check.spec,
+            check.what,
+            f"{check.error:.2e}",
+            f"{check.tolerance:.0e}" if check.tolerance else "exactly 0",
+            console.paint("passed", "green") if check.passed else console.paint("FAILED", "red"),
+        ]
+        for check in report.checks
+    ]
+    table = columns(cells, ["spec", "what", "relative error", "at most", ""])
+    console.show("aotpack.selftest/1", data, f"{report.target} on {report.device}\n{table}")
+    failed = sum(not check.passed for check in report.checks)
+    if not failed:
+        return 0
+    console.say(
+        f"aotpack: {failed} of {len(report.checks)} checks failed; do not train with this package here"
+    )
+    return SelfTestError.exit_code

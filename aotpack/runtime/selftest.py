@@ -1,0 +1,144 @@
+"""Golden vectors through the loaded programs: whether this machine computes what the builder promised."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load as parse_vectors
+from torch import Tensor
+
+from aotpack.errors import InputError
+from aotpack.package import Package, Variant
+from aotpack.runtime.attention import Attention
+from aotpack.runtime.loading import choose_variants, load
+
+__all__ = ["Check", "SelfTestReport", "self_test"]
+
+_RESULTS: Final = ("out", "lse", "grad.q", "grad.k", "grad.v")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One comparison.
+
+    Attributes:
+        spec: name of the spec.
+        what: the tensor that is compared with its golden vector, or ``"empty rows"`` and
+            ``"all rows empty"``, which must be exactly 0 and have no log-sum-exp.
+        error: ``||found - golden|| / ||golden||`` in float64; for empty rows the largest absolute value
+            where 0 is right. NaN or infinite where the results are, or are not where they should be.
+        tolerance: largest error that passes.
+    """
+
+    spec: str
+    what: str
+    error: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within the tolerance; NaN is not."""
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelfTestReport:
+    """All comparisons of one package on one device."""
+
+    digest: str
+    device: str
+    target: str
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+
+def self_test(source: str | os.PathLike[str], device: str = "cpu") -> SelfTestReport:
+    """Runs forward and backward of every spec on its golden vectors.
+
+    Args:
+        source: a package file.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+
+    Raises:
+        InputError: a variant without golden vectors.
+        AotpackError: as ``load`` does.
+    """
+    pack = load(source, device)
+    checks: list[Check] = []
+    with Package.open(Path(source)) as package:
+        chosen, _ = choose_variants(package.manifest, str(pack.device))
+        for name, spec in package.manifest.specs.items():
+            variant = chosen[spec.digest]
+            checks += _check(pack.attention(name), variant, _vectors(package, variant))
+    return SelfTestReport(
+        digest=pack.digest, device=str(pack.device), target=str(pack.target), checks=tuple(checks)
+    )
+
+
+def _vectors(package: Package, variant: Variant) -> dict[str, Tensor]:
+    if variant.vectors is None:
+        raise InputError(
+            f"the variant for {variant.target} has no golden vectors",
+            remedy="build the package again with this release of aotpack",
+        )
+    vectors: dict[str, Tensor] = parse_vectors(package.read_blob(variant.vectors))
+    return vectors
+
+
+def _check(attention: Attention, variant: Variant, golden: Mapping[str, Tensor]) -> Iterator[Check]:
+    found = _run(attention, golden)
+    for name in _RESULTS:
+        error = _relative(found[name].cpu().double(), golden[name].double())
+        yield Check(spec=attention.name, what=name, error=error, tolerance=variant.tolerance[name])
+    empty = golden["lse"] == -math.inf
+    if bool(empty.any()):
+        yield Check(spec=attention.name, what="empty rows", error=_emptiness(found, empty), tolerance=0.0)
+    if "mask.keep" in golden:
+        nothing = {**golden, "mask.keep": torch.zeros_like(golden["mask.keep"])}
+        error = _emptiness(_run(attention, nothing), torch.ones_like(empty))
+        yield Check(spec=attention.name, what="all rows empty", error=error, tolerance=0.0)
+
+
+def _run(attention: Attention, golden: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    here = {name: tensor.to(attention.device) for name, tensor in golden.items()}
+    _, query, key = golden["lengths"].tolist()
+    rule: dict[str, Any] = {
+        name.removeprefix("mask."): here[name] for name in here if name.startswith("mask.")
+    }
+    lengths: dict[str, Any] = (
+        {"context_len": key - query} if rule else {"query_len": query, "context_len": key}
+    )
+    q, k, v = (here[name].requires_grad_() for name in ("q", "k", "v"))
+    out, lse = attention(q, k, v, attention.block_mask(**rule, **lengths), return_lse=True)
+    grads = torch.autograd.grad([out, lse], [q, k, v], [here["grad.out"], here["grad.lse"]])
+    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(_RESULTS[2:], grads, strict=True))}
+
+
+def _relative(found: Tensor, golden: Tensor) -> float:
+    """Relative error over the finite golden values; infinite unless the others are exactly as they are."""
+    finite = golden.isfinite()
+    if found.shape != golden.shape or not bool((found[~finite] == golden[~finite]).all()):
+        return math.inf
+    found, golden = found[finite], golden[finite]
+    return float((found - golden).norm() / golden.norm().clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def _emptiness(found: Mapping[str, Tensor], empty: Tensor) -> float:
+    empty = empty.to(found["lse"].device)
+    if not bool((found["lse"][empty] == -math.inf).all()):
+        return math.inf
+    zero = [found["out"][empty], found["grad.q"][empty]]
+    if bool(empty.all()):
+        zero += [found["grad.k"], found["grad.v"]]
+    # The norm is NaN where any value is; the maximum of a NaN and others may hide it.
+    return max(float(tensor.double().norm(math.inf)) for tensor in zero if tensor.numel())
