@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +24,13 @@ from aotpack.build.programs import attention_program, block_mask_program
 from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, compiler_version, hide_paths
 from aotpack.build.vectors import TOLERANCE, golden_vectors
 from aotpack.errors import AotpackError, BuildError, HostError
-from aotpack.spec import AttentionSpec
+from aotpack.spec import AttentionSpec, MaskSpec
 from aotpack.targets import Target
 
 __all__ = ["main"]
 
 TRIED: Final = ("2.13", "2.14")
+_Made = dict[str, list[dict[str, Any]]]
 
 
 def main(job_file: str) -> int:
@@ -67,24 +69,34 @@ def _build(specs: dict[str, AttentionSpec], target: Target, folder: Path) -> dic
         compile_kernels(flags, folder)
     # One variant a spec, whatever names it goes by.
     distinct = {spec.digest: (name, spec) for name, spec in specs.items()}
-    return {digest: _variant(name, spec, flags, folder) for digest, (name, spec) in distinct.items()}
+    made: _Made = {}
+    return {digest: _variant(name, spec, flags, folder, made) for digest, (name, spec) in distinct.items()}
 
 
-def _variant(name: str, spec: AttentionSpec, flags: HostFlags, folder: Path) -> dict[str, Any]:
-    with _stage("export", name):
+def _variant(
+    name: str, spec: AttentionSpec, flags: HostFlags, folder: Path, made: _Made
+) -> dict[str, Any]:
+    # Tiles carry the mask into the CPU kernels: specs that differ in the mask alone share their attention,
+    # and specs of one mask share its block-mask program.
+    attention, mask = replace(spec, mask=MaskSpec(family="full")).digest, repr(spec.mask)
+    if attention not in made:
         forward, backward = differentiate(attention_program(spec))
-        graphs = {"block_mask": export(block_mask_program(spec)), "forward": forward, "backward": backward}
-    programs = []
-    for program, graph in graphs.items():
-        with _stage(program, name):
-            library = compile_cpu(graph, flags, kernels=program != "block_mask")
-            programs.append(_facts(program, graph, library, flags))
+        graphs = {"forward": forward, "backward": backward}
+        made[attention] = [_program(n, graph, flags, name) for n, graph in graphs.items()]
+    if mask not in made:
+        made[mask] = [_program("block_mask", export(block_mask_program(spec)), flags, name)]
     with _stage("vectors", name):
         vectors = folder / f"{spec.digest}.safetensors"
         vectors.write_bytes(golden_vectors(spec))
     names = ("out", "lse", "grad.q", "grad.k", "grad.v")
     tolerance = dict.fromkeys(names, TOLERANCE[spec.dtype])
-    return {"programs": programs, "vectors": str(vectors), "tolerance": tolerance}
+    return {"programs": made[mask] + made[attention], "vectors": str(vectors), "tolerance": tolerance}
+
+
+def _program(program: str, graph: Graph, flags: HostFlags, spec: str) -> dict[str, Any]:
+    with _stage(program, spec):
+        library = compile_cpu(graph, flags, kernels=program != "block_mask")
+        return _facts(program, graph, library, flags)
 
 
 def _facts(program: str, graph: Graph, library: Path, flags: HostFlags) -> dict[str, Any]:

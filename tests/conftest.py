@@ -1,0 +1,82 @@
+"""Packages that tests share: each is built once a session, by the real builder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import aotpack
+from aotpack.build import build
+from aotpack.drafter import specs_from_config
+from aotpack.spec import AttentionSpec, MaskSpec
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+DFLASH = MaskSpec(family="dflash", block_size=16)
+MASKS = {
+    "full": DFLASH,
+    "sliding": MaskSpec(family="dflash", block_size=16, window=100),
+    "speculators": MaskSpec(family="dflash-speculators", block_size=16),
+    "speculators-sliding": MaskSpec(family="dflash-speculators", block_size=16, window=100, causal=True),
+    "causal": MaskSpec(family="causal"),
+    "everything": MaskSpec(family="full"),
+}
+SMALL = {"heads": 6, "kv_heads": 2, "head_dim": 32, "value_dim": 48, "scale": 0.2}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the user's own cache, and neither does a process that a test starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AOTPACK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the session's packages; AOTPACK_TEST_PACKAGES keeps one from session to session."""
+    kept = os.environ.get("AOTPACK_TEST_PACKAGES")
+    return Path(kept) if kept else tmp_path_factory.mktemp("packages")
+
+
+def _package(folder: Path, name: str, specs: Mapping[str, AttentionSpec]) -> Path:
+    path = folder / f"{name}.aotpack"
+    if not path.exists():
+        build(specs, ["cpu"], path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def dflash_package(built: Path) -> Path:
+    """The bfloat16 drafter of examples/qwen2.5-0.5b-dflash, one spec "full"."""
+    return _package(built, "dflash", specs_from_config(EXAMPLES / "qwen2.5-0.5b-dflash" / "config.json"))
+
+
+@pytest.fixture(scope="session")
+def float32_package(built: Path) -> Path:
+    """The same drafter in float32."""
+    return _package(built, "float32", specs_from_config(EXAMPLES / "qwen2.5-0.5b-dflash" / "float32.toml"))
+
+
+@pytest.fixture(scope="session")
+def masks_package(built: Path) -> Path:
+    """A small float32 attention with every mask family, values wider than keys and a scale of its own."""
+    specs = {name: AttentionSpec(dtype="float32", mask=mask, **SMALL) for name, mask in MASKS.items()}
+    return _package(built, "masks", specs)
+
+
+@pytest.fixture(scope="session")
+def masks_pack(masks_package: Path) -> aotpack.Pack:
+    return aotpack.load(masks_package)
+
+
+@pytest.fixture(scope="session")
+def dflash_pack(dflash_package: Path) -> aotpack.Pack:
+    return aotpack.load(dflash_package)
+
+
+@pytest.fixture(scope="session")
+def float32_pack(float32_package: Path) -> aotpack.Pack:
+    return aotpack.load(float32_package)

@@ -1,0 +1,78 @@
+"""The block-mask program against torch's create_block_mask and an independent evaluation of the rules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+import aotpack
+from aotpack.masks import Lengths, dense
+from tests.cases import make_case, visible_cells
+
+NAMES = ["full", "sliding", "speculators", "speculators-sliding", "causal", "everything"]
+SHAPES = [(1, 64, 1), (2, 129, 7), (3, 777, 131), (1, 1500, 33), (2, 256, 24)]
+LISTS = [
+    "kv_num_blocks",
+    "kv_indices",
+    "full_kv_num_blocks",
+    "full_kv_indices",
+    "q_num_blocks",
+    "q_indices",
+    "full_q_num_blocks",
+    "full_q_indices",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("batch", "context", "anchors"), SHAPES)
+def test_lists_equal_create_block_mask(
+    masks_pack: aotpack.Pack, name: str, batch: int, context: int, anchors: int
+) -> None:
+    attention = masks_pack.attention(name)
+    case = make_case(attention.spec, batch, context, anchors)
+    visible = visible_cells(attention.spec, case)
+    query, key = visible.shape[2:]
+    expected = create_block_mask(
+        lambda b, h, q, kv: visible[b, 0, q, kv], visible.shape[0], None, query, key, device="cpu"
+    )
+    found = attention.block_mask(**case.mask)
+    for tensor, part in zip(found.tensors, LISTS, strict=False):
+        assert torch.equal(tensor, getattr(expected, part)), part
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rules_equal_an_independent_evaluation(masks_pack: aotpack.Pack, name: str) -> None:
+    attention = masks_pack.attention(name)
+    for seed, (batch, context, anchors) in enumerate(SHAPES):
+        case = make_case(attention.spec, batch, context, anchors, seed=seed)
+        expected = visible_cells(attention.spec, case)
+        inputs = {n: t for n, t in case.mask.items() if isinstance(t, torch.Tensor)}
+        lengths = Lengths(batch=expected.shape[0], query=expected.shape[2], key=expected.shape[3])
+        assert torch.equal(dense(attention.spec.mask, inputs, lengths), expected)
+
+
+def test_tiles_hold_the_cells_of_partial_blocks(masks_pack: aotpack.Pack) -> None:
+    attention = masks_pack.attention("sliding")
+    case = make_case(attention.spec, 2, 300, 21)
+    visible = visible_cells(attention.spec, case)[:, 0]
+    *lists, tiles, ids = attention.block_mask(**case.mask).tensors
+    padded = torch.zeros(2, 128 * ids.shape[2], 128 * ids.shape[3], dtype=torch.bool)
+    padded[:, : visible.shape[1], : visible.shape[2]] = visible
+    for b in range(2):
+        for row in range(ids.shape[2]):
+            for column in lists[1][b, 0, row, : lists[0][b, 0, row]].tolist():
+                cells = padded[b, row * 128 : row * 128 + 128, column * 128 : column * 128 + 128]
+                assert torch.equal(tiles[ids[b, 0, row, column]], cells)
+
+
+def test_torch_block_mask_is_taken(masks_pack: aotpack.Pack) -> None:
+    attention = masks_pack.attention("full")
+    case = make_case(attention.spec, 2, 300, 21)
+    visible = visible_cells(attention.spec, case)
+    query, key = visible.shape[2:]
+    theirs = create_block_mask(lambda b, h, q, kv: visible[b, 0, q, kv], 2, None, query, key, device="cpu")
+    ours = attention.block_mask(**case.mask)
+    assert torch.equal(
+        attention(case.q, case.k, case.v, theirs), attention(case.q, case.k, case.v, ours)
+    )
