@@ -1,0 +1,1 @@
+"""What ``aotpack demo`` runs: a small DFlash drafter that learns from threads on a compiled package."""
