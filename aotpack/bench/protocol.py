@@ -63,14 +63,13 @@ def in_turn(
     return times
 
 
-def run_job(job: str, folder: Path, **arguments: Any) -> dict[str, Any]:
+def run_job(job: str, folder: Path, /, **arguments: Any) -> dict[str, Any]:
     """Runs ``aotpack.bench.jobs.MODULE:FUNCTION`` in a fresh process and returns what it returns.
 
     Caches and temporary files of the process are in ``folder``: the same folder again is a warm start.
 
     Raises:
-        RefusedError: the job could not do its work.
-        AotpackError: the process ended otherwise.
+        RefusedError: the job could not do its work, or its process died.
     """
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     log = folder / "log"
@@ -92,7 +91,7 @@ def run_job(job: str, folder: Path, **arguments: Any) -> dict[str, Any]:
             _end(process)
     lines = said.splitlines()
     if process.returncode != 0 or not lines:
-        raise AotpackError(
+        raise RefusedError(
             f"the measuring process {job} ended with exit code {process.returncode}",
             found=log.read_text(errors="replace").strip()[-2000:] or None,
         )
