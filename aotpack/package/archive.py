@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -83,9 +83,8 @@ class Package:
         """
         blob = self.manifest.blobs[key]
         dictionary = None if blob.dictionary is None else self._read_dictionary(blob.dictionary)
-        frame = read_exactly(self._source, self._front.size + blob.offset, blob.size, f"blob {key}")
         # Hashed before zstd sees it, so that the decoder is fed nothing that the manifest does not name.
-        self._check(f"frame of blob {key}", blob.frame_sha256, frame)
+        frame = self._read_frame(key, blob)
         try:
             raw = decompress(frame, blob.raw_size, dictionary)
         except ValueError as error:
@@ -93,6 +92,18 @@ class Package:
             raise self._altered(f"frame of blob {key}", expected, str(error)) from error
         self._check(f"blob {key}", key, raw)
         return raw
+
+    def check_frames(self, keys: Iterable[str]) -> None:
+        """Hash the compressed bytes of blobs, and of the dictionaries they need, without decompressing.
+
+        Raises:
+            KeyError: the package has no such blob.
+            IntegrityError: the bytes are not what the manifest says.
+        """
+        blobs = self.manifest.blobs
+        needed = dict.fromkeys(k for key in keys for k in (key, blobs[key].dictionary) if k is not None)
+        for key in needed:
+            self._read_frame(key, blobs[key])
 
     def close(self) -> None:
         """Close the source."""
@@ -105,6 +116,11 @@ class Package:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _read_frame(self, key: str, blob: Blob) -> bytes:
+        frame = read_exactly(self._source, self._front.size + blob.offset, blob.size, f"blob {key}")
+        self._check(f"frame of blob {key}", blob.frame_sha256, frame)
+        return frame
 
     def _read_dictionary(self, key: str) -> bytes:
         # The last one is kept: a variant's libraries share one. One assignment, so threads need no lock.

@@ -146,6 +146,8 @@ def choose_variants(manifest: Manifest, device: str) -> tuple[dict[str, Variant]
 def _attentions(
     package: Package, chosen: Mapping[str, Variant], device: torch.device
 ) -> dict[str, Attention]:
+    # The store may hold a sound copy already; a file that is damaged is refused all the same.
+    package.check_frames(key for variant in chosen.values() for key in variant.blobs)
     store = Store()
     programs = {
         digest: CompiledPrograms(variant, store.unpack(package, variant), device)

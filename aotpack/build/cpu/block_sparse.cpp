@@ -30,6 +30,9 @@ namespace {
 using Vec = at::vec::Vectorized<float>;
 constexpr int64_t kBlock = 128;
 constexpr int64_t kHeadsAtOnce = 8;
+// Rows summed by one matrix product. MKL splits longer sums (768 and more, seen) by the thread count, and its
+// results then depend on it.
+constexpr int64_t kSumRows = 2 * kBlock;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 static_assert(kBlock % Vec::size() == 0);
 
@@ -407,8 +410,11 @@ struct Backward {
         const int64_t heads = s.heads_in(c), rows = heads * kBlock;
         load_rows(m, b, hk * s.group + c * s.chunk, heads, q_block, false);
         block(m, b, rows, q_block, kv_block, line.is_partial(i));
-        multiply_add(acc_v, matrix(m.scores.data, rows, kBlock, true), matrix(m.grad.data, rows, s.Dv));
-        multiply_add(acc_k, matrix(m.grad_p.data, rows, kBlock, true), matrix(m.q.data, rows, s.D));
+        for (int64_t r = 0; r < rows; r += kSumRows) {
+          const int64_t n = std::min(kSumRows, rows - r);
+          multiply_add(acc_v, matrix(m.scores.data + r * kBlock, n, kBlock, true), matrix(m.grad.data + r * s.Dv, n, s.Dv));
+          multiply_add(acc_k, matrix(m.grad_p.data + r * kBlock, n, kBlock, true), matrix(m.q.data + r * s.D, n, s.D));
+        }
       }
     }
     const int64_t columns = std::min(kBlock, s.KV - kv_block * kBlock);
