@@ -83,20 +83,21 @@ class Family:
             )
 
 
-def _draft_block(q: Tensor, block_size: int, anchors: Tensor) -> Tensor:
+def _draft_block(q: Tensor, block_size: int, last: int) -> Tensor:
     # Rows past the last anchor exist only as padding of the last 128-row block; the clamp keeps the
     # gather in range and the row count hides them.
-    return (q // block_size).clamp(max=anchors.shape[-1] - 1)
+    return (q // block_size).clamp(max=last)
 
 
 def _dflash(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
     """SpecForge's and TorchSpec's rule; the window's lower bound moves with the offset in the block."""
     anchors, keep = inputs["anchors"], inputs["keep"]
     size, window = mask.block_size or 1, mask.window
-    context_len = lengths.key - lengths.query
+    # Sizes are read out here: Inductor cannot read one inside a rule that it compiles into attention.
+    context_len, last = lengths.key - lengths.query, anchors.shape[-1] - 1
 
     def rule(b: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        block, offset = _draft_block(q, size, anchors), q % size
+        block, offset = _draft_block(q, size, last), q % size
         anchor = anchors[b, block]
         context = (kv < context_len) & (kv < anchor)
         own = (kv >= context_len) & ((kv - context_len) // size == block)
@@ -112,10 +113,10 @@ def _dflash_speculators(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: L
     """speculators' rule: packed documents, and a window whose lower bound does not move in the block."""
     documents, anchors = inputs["document_ids"], inputs["anchors"]
     size, window = mask.block_size or 1, mask.window
-    packed_len = lengths.key - lengths.query
+    packed_len, last = lengths.key - lengths.query, anchors.shape[-1] - 1
 
     def rule(b: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        block = _draft_block(q, size, anchors)
+        block = _draft_block(q, size, last)
         anchor = anchors[block]
         document = documents[anchor]
         same = (documents[kv.clamp(max=packed_len - 1)] == document) & (document != -1)

@@ -23,7 +23,7 @@ from aotpack.build.ops import C_SHIMS
 from aotpack.build.toolchain import KERNEL_LIBRARY, HostFlags, compiler_name
 from aotpack.errors import BuildError
 
-__all__ = ["compile_cpu"]
+__all__ = ["compile_cpu", "host_options", "vector_instructions"]
 
 
 def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
@@ -31,7 +31,22 @@ def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
 
     The kernels' archive must be on LIBRARY_PATH.
     """
-    options: dict[str, Any] = {
+    options = host_options(flags, "program")
+    if kernels:
+        options["aot_inductor.custom_ops_to_c_shims"] = C_SHIMS
+        options["aot_inductor.custom_op_libs"] = [KERNEL_LIBRARY]
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    with vector_instructions(flags):
+        library = torch._inductor.aot_compile(graph.module, graph.args, options=options)
+    if not isinstance(library, str):
+        raise BuildError("AOTInductor returned no shared library", expected="one path", found=repr(library))
+    elf.strip(Path(library))
+    return Path(library)
+
+
+def host_options(flags: HostFlags, name: str) -> dict[str, Any]:
+    """Options of AOTInductor for small and reproducible host code; ``name`` begins its files' and kernels' names."""
+    return {
         **flags.inductor_options,
         "cpp.cxx": (None, compiler_name()),
         "cpp.dynamic_threads": True,
@@ -42,22 +57,12 @@ def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
         "aot_inductor.enable_line_tables": False,
         "aot_inductor.enable_frame_pointer": False,
         "aot_inductor.repro_level": 0,
-        "aot_inductor.model_name_for_generated_files": "program",
+        "aot_inductor.model_name_for_generated_files": name,
     }
-    if kernels:
-        options["aot_inductor.custom_ops_to_c_shims"] = C_SHIMS
-        options["aot_inductor.custom_op_libs"] = [KERNEL_LIBRARY]
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-    with _vector_instructions(flags):
-        library = torch._inductor.aot_compile(graph.module, graph.args, options=options)
-    if not isinstance(library, str):
-        raise BuildError("AOTInductor returned no shared library", expected="one path", found=repr(library))
-    elf.strip(Path(library))
-    return Path(library)
 
 
 @contextlib.contextmanager
-def _vector_instructions(flags: HostFlags) -> Iterator[None]:
+def vector_instructions(flags: HostFlags) -> Iterator[None]:
     """Generated code uses the target's vector instructions, whatever the building machine has.
 
     Left alone, Inductor takes the widest set of the machine it runs on (AMX counts as 512 bits), and

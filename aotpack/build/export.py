@@ -6,7 +6,7 @@ The only module that touches ``torch._functorch``. Tried with torch 2.13.0 and 2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,10 +90,14 @@ def _split(
     known = dict(zip(_placeholders(forward), program.inputs, strict=True))
     known.update(zip(returned, program.outputs, strict=False))
     tensors = [n for n in returned if isinstance(n.meta["val"], Tensor)]
+    scaled = _scaled(returned[: len(program.outputs)], program.outputs)
+    known.update((node, name) for node, (name, _) in scaled.items() if node not in known)
     saved = list(dict.fromkeys(o for o in map(_origin, tensors) if o not in known))
     known.update((node, f"saved.{i}") for i, node in enumerate(saved))
     sources = {node.name: known[_origin(node)] for node in (*_placeholders(forward), *tensors)}
     _recompute_sizes(forward, backward)
+    factors = {n.name: scaled[o][1] for n in tensors if (o := _origin(n)) in scaled}
+    _rescale(backward, factors)
     tangents = iter(program.outputs)
     inputs = tuple(
         sources[n.name] if n.name in sources else f"grad.{next(tangents)}" for n in _placeholders(backward)
@@ -124,6 +128,26 @@ def _origin(node: fx.Node) -> fx.Node:
     while node.target is torch.ops.aten.detach.default:
         node = node.args[0]  # type: ignore[assignment]
     return node
+
+
+def _scaled(outputs: Sequence[fx.Node], names: Sequence[str]) -> dict[fx.Node, tuple[str, float]]:
+    """Values of which an output is a constant multiple: the output's name, and the factor back.
+
+    Flex attention saves the log-sum-exp to base 2 and returns the natural one; one of them is enough.
+    """
+    return {
+        node.args[0]: (name, 1 / node.args[1])  # type: ignore[misc, operator]
+        for node, name in zip(outputs, names, strict=True)
+        if node.target is torch.ops.aten.mul.Tensor and isinstance(node.args[1], float)
+    }
+
+
+def _rescale(backward: fx.Graph, factors: Mapping[str, float]) -> None:
+    """Multiplies the placeholders of these names where they are used."""
+    for node in [n for n in _placeholders(backward) if n.name in factors]:
+        with backward.inserting_after(node):
+            scaled = backward.call_function(torch.ops.aten.mul.Tensor, (node, factors[node.name]))
+        node.replace_all_uses_with(scaled, delete_user_cb=lambda user, scaled=scaled: user is not scaled)
 
 
 def _recompute_sizes(forward: fx.Graph, backward: fx.Graph) -> None:

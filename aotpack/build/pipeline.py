@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,7 @@ from aotpack import errors
 from aotpack.errors import AotpackError, BuildError, InputError, OutputError, UnsupportedError
 from aotpack.package import Manifest, Program, Variant, blob_key, write_package
 from aotpack.spec import AttentionSpec
-from aotpack.targets import Requirements, Target
+from aotpack.targets import CudaRequirements, Kernel, Requirements, Target, driver_floor
 
 __all__ = ["CALLING_CONVENTION", "BuildReport", "Stage", "build"]
 
@@ -122,11 +122,7 @@ def _check(specs: Mapping[str, AttentionSpec], targets: Sequence[Target], path: 
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}", name):
             raise InputError(f"{name!r} cannot be a spec's name", expected="letters, digits and _ . + -")
     for target in targets:
-        if target.device != "cpu":
-            raise UnsupportedError(
-                f"target {target} cannot be built by this release", remedy="choose a cpu target"
-            )
-        if target.arch.partition("-")[0] != platform.machine():
+        if target.device == "cpu" and target.arch.partition("-")[0] != platform.machine():
             raise UnsupportedError(
                 f"target {target} cannot be built on a {platform.machine()} machine",
                 remedy=f"build it on a machine of type {target.arch.partition('-')[0]}",
@@ -215,6 +211,8 @@ def _environment(folder: Path) -> dict[str, str]:
         "TORCH_LOGS",
         "CPATH",
         "CPLUS_INCLUDE_PATH",
+        "CUDA_",
+        "TRITON_",
     )
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     source = str(Path(aotpack.__file__).parent.parent)
@@ -224,6 +222,11 @@ def _environment(folder: Path) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TMPDIR": str(folder / "tmp"),
+        # A CUDA device of this machine takes no part; targets are device types.
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        # Source lines are half of a cubin.
+        "TRITON_DISABLE_LINE_INFO": "1",
         "LIBRARY_PATH": str(folder),
         # Otherwise export dies: "mul expected 2 arguments, got 3".
         "TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0",
@@ -245,26 +248,45 @@ def _variants(result: Mapping[str, Any], target: Target, blobs: dict[str, bytes]
             programs=tuple(
                 Program(
                     name=p["name"],
+                    specialisation=p.get("specialisation", "general"),
+                    bounds=p.get("bounds", {}),
+                    kernels=tuple((Path(c["path"]).name, add(c["path"])) for c in p.get("cubins", ())),
                     library=add(p["library"]),
                     inputs=tuple(p["inputs"]),
                     outputs=tuple(p["outputs"]),
                 )
                 for p in programs
             ),
-            requires=_requirements(programs, target),
+            requires=_requirements(programs),
             vectors=add(made["vectors"]),
             tolerance=made["tolerance"],
         )
 
 
-def _requirements(programs: Sequence[Mapping[str, Any]], target: Target) -> Requirements:
+def _requirements(programs: Sequence[Mapping[str, Any]]) -> Requirements:
     def highest(name: str) -> str:
-        return max((p[name] for p in programs), key=lambda v: tuple(map(int, v.split("."))))
+        return _highest(p[name] for p in programs)
 
+    cubins = [cubin for p in programs for cubin in p.get("cubins", ())]
     return Requirements(
-        instruction_set=target.arch,
+        instruction_set=programs[0]["instruction_set"],
         glibc=highest("glibc"),
         libstdcxx=highest("libstdcxx"),
         needed=tuple(sorted({n for p in programs for n in p["needed"]})),
         torch_symbols=tuple(sorted({s for p in programs for s in p["torch_symbols"]})),
+        cuda=_cuda_requirements(cubins) if cubins else None,
     )
+
+
+def _cuda_requirements(cubins: Sequence[Mapping[str, Any]]) -> CudaRequirements:
+    (capability,) = {cubin["capability"] for cubin in cubins}
+    return CudaRequirements(
+        capability=capability,
+        kernels=tuple(Kernel(**kernel) for cubin in cubins for kernel in cubin["kernels"]),
+        driver=driver_floor(_highest(cubin["toolkit"] for cubin in cubins)),
+        ptx=_highest(cubin["ptx"] for cubin in cubins),
+    )
+
+
+def _highest(versions: Iterable[str]) -> str:
+    return max(versions, key=lambda version: tuple(map(int, version.split("."))))

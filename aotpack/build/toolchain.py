@@ -34,6 +34,7 @@ _SOURCE: Final = Path(__file__).parent / "cpu" / "block_sparse.cpp"
 class HostFlags:
     """How host code is compiled for one instruction set: compiler flags and Inductor's vector width in bits."""
 
+    name: str
     march: str
     simdlen: int | None
     capability: str
@@ -45,9 +46,9 @@ class HostFlags:
 
 
 HOST_FLAGS: Final = {
-    "x86_64-v3": HostFlags(march="x86-64-v3", simdlen=256, capability="AVX2"),
-    "x86_64-v4": HostFlags(march="x86-64-v4", simdlen=512, capability="AVX512"),
-    "aarch64": HostFlags(march="armv8-a", simdlen=None, capability="DEFAULT"),
+    "x86_64-v3": HostFlags(name="x86_64-v3", march="x86-64-v3", simdlen=256, capability="AVX2"),
+    "x86_64-v4": HostFlags(name="x86_64-v4", march="x86-64-v4", simdlen=512, capability="AVX512"),
+    "aarch64": HostFlags(name="aarch64", march="armv8-a", simdlen=None, capability="DEFAULT"),
 }
 
 

@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import torch
 
-from aotpack.build import elf
 from aotpack.build.compile import compile_cpu
 from aotpack.build.export import Graph, differentiate, export
+from aotpack.build.facts import library_facts
 from aotpack.build.programs import attention_program, block_mask_program
 from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, compiler_version, hide_paths
 from aotpack.build.vectors import TOLERANCE, golden_vectors
-from aotpack.errors import AotpackError, BuildError, HostError
+from aotpack.errors import AotpackError, HostError
 from aotpack.spec import AttentionSpec, MaskSpec
 from aotpack.targets import Target
 
@@ -63,19 +63,37 @@ def _provenance() -> dict[str, str]:
 
 
 def _build(specs: dict[str, AttentionSpec], target: Target, folder: Path) -> dict[str, Any]:
-    flags = HOST_FLAGS[target.arch]
     hide_paths(folder)
-    with _stage("kernels"):
-        compile_kernels(flags, folder)
     # One variant a spec, whatever names it goes by.
     distinct = {spec.digest: (name, spec) for name, spec in specs.items()}
+    if target.device == "cuda":
+        # Imported here, because it needs the wheel of torch for CUDA.
+        from aotpack.build.variants_cuda import cuda_programs
+
+        return {
+            digest: _variant(name, spec, cuda_programs(name, spec, target, folder, _stage), folder)
+            for digest, (name, spec) in distinct.items()
+        }
+    flags = HOST_FLAGS[target.arch]
+    with _stage("kernels"):
+        compile_kernels(flags, folder)
     made: _Made = {}
-    return {digest: _variant(name, spec, flags, folder, made) for digest, (name, spec) in distinct.items()}
+    return {
+        digest: _variant(name, spec, _cpu_programs(name, spec, flags, made), folder)
+        for digest, (name, spec) in distinct.items()
+    }
 
 
-def _variant(
-    name: str, spec: AttentionSpec, flags: HostFlags, folder: Path, made: _Made
-) -> dict[str, Any]:
+def _variant(name: str, spec: AttentionSpec, programs: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    with _stage("vectors", name):
+        vectors = folder / f"{spec.digest}.safetensors"
+        vectors.write_bytes(golden_vectors(spec))
+    names = ("out", "lse", "grad.q", "grad.k", "grad.v")
+    tolerance = dict.fromkeys(names, TOLERANCE[spec.dtype])
+    return {"programs": programs, "vectors": str(vectors), "tolerance": tolerance}
+
+
+def _cpu_programs(name: str, spec: AttentionSpec, flags: HostFlags, made: _Made) -> list[dict[str, Any]]:
     # Tiles carry the mask into the CPU kernels: specs that differ in the mask alone share their attention,
     # and specs of one mask share its block-mask program.
     attention, mask = replace(spec, mask=MaskSpec(family="full")).digest, repr(spec.mask)
@@ -85,38 +103,13 @@ def _variant(
         made[attention] = [_program(n, graph, flags, name) for n, graph in graphs.items()]
     if mask not in made:
         made[mask] = [_program("block_mask", export(block_mask_program(spec)), flags, name)]
-    with _stage("vectors", name):
-        vectors = folder / f"{spec.digest}.safetensors"
-        vectors.write_bytes(golden_vectors(spec))
-    names = ("out", "lse", "grad.q", "grad.k", "grad.v")
-    tolerance = dict.fromkeys(names, TOLERANCE[spec.dtype])
-    return {"programs": made[mask] + made[attention], "vectors": str(vectors), "tolerance": tolerance}
+    return made[mask] + made[attention]
 
 
 def _program(program: str, graph: Graph, flags: HostFlags, spec: str) -> dict[str, Any]:
     with _stage(program, spec):
         library = compile_cpu(graph, flags, kernels=program != "block_mask")
-        return _facts(program, graph, library, flags)
-
-
-def _facts(program: str, graph: Graph, library: Path, flags: HostFlags) -> dict[str, Any]:
-    if flags.simdlen == 256 and elf.uses_zmm(library):
-        raise BuildError(
-            f"the {program} program uses 512-bit registers, which its target lacks",
-            expected=f"host code for {flags.march}",
-            remedy="check CXX and CXXFLAGS for an option like -march",
-        )
-    symbols = elf.imported_symbols(library)
-    return {
-        "name": program,
-        "library": str(library),
-        "inputs": graph.inputs,
-        "outputs": graph.outputs,
-        "glibc": elf.symbol_version(library, "GLIBC"),
-        "libstdcxx": elf.symbol_version(library, "GLIBCXX"),
-        "needed": elf.needed(library),
-        "torch_symbols": [s for s in symbols if s.startswith(("aoti_torch_", "torch_"))],
-    }
+        return library_facts(program, graph, library, flags)
 
 
 @contextlib.contextmanager

@@ -65,7 +65,11 @@ class Program:
 
     Attributes:
         name: ``"block_mask"``, ``"forward"`` or ``"backward"``.
-        specialisation: the shape class it was compiled for.
+        specialisation: the shape class it was compiled for; of those that fit a call, the first is taken.
+        bounds: of the shape class: ``max_batch``, ``max_length`` (of the query and of the key axis) and
+            ``max_elements`` (of any tensor); ``divisor`` of both lengths; ``batch``, ``query`` and ``key``
+            where only one size will do. What is left out is not bounded; a reader takes no program that has
+            a bound it does not know.
         library: blob key of the shared library.
         kernels: file names and blob keys of the cubins that the library loads.
         inputs: names of the input tensors, in order.
@@ -74,6 +78,7 @@ class Program:
 
     name: str
     specialisation: str = "general"
+    bounds: Mapping[str, int] = field(default_factory=dict)
     library: str
     kernels: tuple[tuple[str, str], ...] = ()
     inputs: tuple[str, ...]
@@ -187,9 +192,15 @@ def _variant_dict(variant: Variant) -> dict[str, Any]:
     requires = _present(variant.requires)
     if (cuda := variant.requires.cuda) is not None:
         requires["cuda"] = {**_present(cuda), "kernels": [_present(kernel) for kernel in cuda.kernels]}
-    programs = [{**_present(program), "kernels": dict(program.kernels)} for program in variant.programs]
+    programs = [_program_dict(program) for program in variant.programs]
     tolerance = dict(variant.tolerance)
     return {**_present(variant), "programs": programs, "requires": requires, "tolerance": tolerance}
+
+
+def _program_dict(program: Program) -> dict[str, Any]:
+    data = {**_present(program), "kernels": dict(program.kernels)}
+    del data["bounds"]
+    return data | ({"bounds": dict(program.bounds)} if program.bounds else {})
 
 
 def _manifest(table: Fields) -> Manifest:
@@ -279,10 +290,15 @@ def _variant(table: Fields) -> Variant:
     return variant
 
 
+def _bounds(table: Fields) -> Mapping[str, int]:
+    return {name: table.integer(name, 1, 1 << 62) for name in table.keys(_NAME)}
+
+
 def _program(table: Fields) -> Program:
     program = Program(
         name=table.text("name", Form("|".join(PROGRAMS), " or ".join(PROGRAMS))),
         specialisation=table.text("specialisation", _NAME),
+        bounds=_bounds(table.table("bounds")) if "bounds" in table else {},
         library=table.text("library", _DIGEST),
         kernels=table.pairs("kernels", _NAME, _DIGEST),
         inputs=table.texts("inputs", _NAME),
@@ -310,6 +326,7 @@ def _cuda(table: Fields) -> CudaRequirements:
         capability=table.text("capability", _CAPABILITY),
         kernels=tuple(_kernel(kernel) for kernel in table.tables("kernels")),
         driver=table.optional_text("driver", _VERSION),
+        ptx=table.optional_text("ptx", _VERSION),
     )
     table.finish()
     return cuda

@@ -94,7 +94,9 @@ class Attention:
         return BlockMask(spec=self.spec.mask, lengths=lengths, tensors=tuple(found))
 
     @overload
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: Literal[False] = ...) -> Tensor: ...
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: Literal[False] = ...
+    ) -> Tensor: ...
     @overload
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: Literal[True]
@@ -129,8 +131,14 @@ class Attention:
         if self._programs is None:
             out, lse = self._eager(q, k, v, block_mask)
         else:
-            out, lse = attention(self._key, q, k, v, list(block_mask.tensors))
+            out, lse = attention(self._key, q, k, v, self._mask_tensors(block_mask, q.shape[0]))
         return (out, lse) if return_lse else out
+
+    def _mask_tensors(self, mask: BlockMask, batch: int) -> list[Tensor]:
+        # CUDA kernels index a batched family's mask by the batch entry; the CPU's may share one.
+        if self.device.type == "cpu" or not self._family.batched or mask.lengths.batch == batch:
+            return list(mask.tensors)
+        return [tensor.expand(batch, *tensor.shape[1:]).contiguous() for tensor in mask.tensors]
 
     def _eager(self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> tuple[Tensor, Tensor]:
         assert mask.dense is not None

@@ -9,14 +9,17 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from aotpack.errors import HostError
+from aotpack.errors import HostError, InputError
 from aotpack.package import Program, Variant
 from aotpack.runtime.abi import Library
+from aotpack.runtime.shapes import Sizes, fits
 from aotpack.store import kernel_folder, library_path
 
 __all__ = ["CompiledPrograms"]
 
 _ATTENTION_OUTPUTS: Final = ("out", "lse")
+# Inputs of forward that are inputs of the block mask: the rule's own tensors, where forward evaluates it.
+_PASSED: Final = "input."
 _GRADIENTS: Final = ("grad.q", "grad.k", "grad.v")
 
 
@@ -30,23 +33,24 @@ class CompiledPrograms:
     """
 
     def __init__(self, variant: Variant, folder: Path, device: torch.device) -> None:
-        mask, forward, backward = (_one(variant, name) for name in ("block_mask", "forward", "backward"))
-        self._check_convention(mask, forward, backward)
-        self._block_mask, self._forward, self._backward = (
-            _open(program, folder, device) for program in (mask, forward, backward)
-        )
-        # What backward takes, as places in [q, k, v, *mask, out, lse, grad.out, grad.lse].
-        known = (*forward.inputs, *_ATTENTION_OUTPUTS, *(f"grad.{name}" for name in _ATTENTION_OUTPUTS))
-        self._backward_order = [known.index(name) for name in backward.inputs]
+        mask = _one(variant, "block_mask", "general")
+        self._block_mask = _open(mask, folder, device)
+        kinds = [p.specialisation for p in variant.programs if p.name == "forward"] or ["general"]
+        self._kinds = [
+            _Kind(mask, *(_one(variant, name, kind) for name in ("forward", "backward")), folder, device)
+            for kind in kinds
+        ]
+        self._passed = self._kinds[0].passed
         self._stream = _stream_of(device)
 
     def block_mask(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The block mask's tensors from the rule's inputs and the length carriers."""
-        return self._block_mask(tensors, self._stream())
+        """The tensors of forward's mask from the rule's inputs and the length carriers."""
+        found = self._block_mask(tensors, self._stream())
+        return [*found, *(tensors[place] for place in self._passed)]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
         """out [B,H,Q,Dv] and lse [B,H,Q]."""
-        out, lse = self._forward([q, k, v, *mask], self._stream())
+        out, lse = self._kind(q, k, v, mask).forward([q, k, v, *mask], self._stream())
         return out, lse
 
     def backward(
@@ -62,33 +66,74 @@ class CompiledPrograms:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq, dk and dv, shaped as q, k and v."""
         known = [q, k, v, *mask, out, lse, grad_out, grad_lse]
-        dq, dk, dv = self._backward([known[place] for place in self._backward_order], self._stream())
+        kind = self._kind(q, k, v, mask)
+        dq, dk, dv = kind.backward([known[place] for place in kind.backward_order], self._stream())
         return dq, dk, dv
 
-    @staticmethod
-    def _check_convention(mask: Program, forward: Program, backward: Program) -> None:
-        fits = (
-            forward.inputs == ("q", "k", "v", *(f"mask.{name}" for name in mask.outputs))
-            and forward.outputs == _ATTENTION_OUTPUTS
-            and backward.outputs == _GRADIENTS
-            and set(backward.inputs) <= {*forward.inputs, "out", "lse", "grad.out", "grad.lse"}
+    def _kind(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> _Kind:
+        if len(self._kinds) == 1 and not self._kinds[0].bounds:
+            return self._kinds[0]
+        out = q.numel() // q.shape[3] * v.shape[3]
+        elements = max(out, *(tensor.numel() for tensor in (q, k, v, *mask)))
+        sizes = Sizes(q.shape[0], q.shape[2], k.shape[2], elements)
+        for kind in self._kinds:
+            if fits(kind.bounds, sizes):
+                return kind
+        raise InputError(
+            "no program of this package was compiled for these sizes",
+            expected=" or ".join(str(dict(kind.bounds)) for kind in self._kinds),
+            found=sizes,
+            remedy="split the batch, or build the package for these lengths",
         )
-        if not fits:
-            raise HostError(
-                "the programs of this package do not fit each other's calling convention",
-                expected="the names that the manifest's calling convention defines",
-                found=f"forward {forward.inputs} -> {forward.outputs}, backward {backward.inputs}",
-                remedy="build the package again with this release of aotpack",
-            )
 
 
-def _one(variant: Variant, name: str) -> Program:
-    program = variant.program(name)
+class _Kind:
+    """Attention in one specialisation.
+
+    Attributes:
+        bounds: of the shapes it takes.
+        passed: which of the block mask's inputs forward takes too, as places.
+        backward_order: what backward takes, as places in [q, k, v, *mask, out, lse, grad.out, grad.lse].
+    """
+
+    def __init__(
+        self, mask: Program, forward: Program, backward: Program, folder: Path, device: torch.device
+    ) -> None:
+        passed = [name for name in forward.inputs if name.startswith(_PASSED)]
+        _check_convention(mask, forward, backward, passed)
+        self.bounds = forward.bounds
+        self.passed = [mask.inputs.index(name.removeprefix(_PASSED)) for name in passed]
+        known = (*forward.inputs, *_ATTENTION_OUTPUTS, *(f"grad.{name}" for name in _ATTENTION_OUTPUTS))
+        self.backward_order = [known.index(name) for name in backward.inputs]
+        self.forward = _open(forward, folder, device)
+        self.backward = _open(backward, folder, device)
+
+
+def _check_convention(mask: Program, forward: Program, backward: Program, passed: list[str]) -> None:
+    agreed = (
+        forward.inputs == ("q", "k", "v", *(f"mask.{name}" for name in mask.outputs), *passed)
+        and {name.removeprefix(_PASSED) for name in passed} <= set(mask.inputs)
+        and forward.outputs == _ATTENTION_OUTPUTS
+        and backward.outputs == _GRADIENTS
+        and backward.bounds == forward.bounds
+        and set(backward.inputs) <= {*forward.inputs, "out", "lse", "grad.out", "grad.lse"}
+    )
+    if not agreed:
+        raise HostError(
+            "the programs of this package do not fit each other's calling convention",
+            expected="the names that the manifest's calling convention defines",
+            found=f"forward {forward.inputs} -> {forward.outputs}, backward {backward.inputs}",
+            remedy="build the package again with this release of aotpack",
+        )
+
+
+def _one(variant: Variant, name: str, specialisation: str) -> Program:
+    program = variant.program(name, specialisation)
     if program is None:
         raise HostError(
-            f"the variant for {variant.target} has no {name} program",
+            f"the variant for {variant.target} has no {specialisation} {name} program",
             expected="block_mask, forward and backward",
-            found=", ".join(p.name for p in variant.programs),
+            found=", ".join(f"{p.specialisation} {p.name}" for p in variant.programs),
             remedy="build the package again",
         )
     return program

@@ -1,0 +1,118 @@
+"""Block masks as tensor functions that torch.export traces: which 128x128 blocks a rule fills, and their lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from aotpack.masks import Family, Lengths, Rule, family_of
+from aotpack.spec import MaskSpec
+
+__all__ = [
+    "BLOCK",
+    "MASK_TENSORS",
+    "MaskArguments",
+    "cells",
+    "classify",
+    "inside",
+    "lists",
+    "mask_arguments",
+    "mask_lengths",
+]
+
+BLOCK: Final = 128
+MASK_TENSORS: Final = (
+    "kv_num_blocks",
+    "kv_indices",
+    "full_kv_num_blocks",
+    "full_kv_indices",
+    "q_num_blocks",
+    "q_indices",
+    "full_q_num_blocks",
+    "full_q_indices",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskArguments:
+    """Example tensors of a block-mask program, their names, and for each the axes of its dimensions.
+
+    Axes are ``"B"``, ``"N"``, ``"T"`` (the context) and, in length carriers of families that do not draft,
+    ``"Q"`` and ``"K"``.
+    """
+
+    tensors: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    axes: tuple[tuple[str, ...], ...]
+
+
+def mask_arguments(mask: MaskSpec, sizes: Mapping[str, int]) -> MaskArguments:
+    """The family's tensors, then the length carriers."""
+    family = family_of(mask)
+    carriers = {"context": "T"} if family.drafts else {"query": "Q", "key": "K"}
+    return MaskArguments(
+        tensors=(
+            *(torch.ones([sizes[d] for d in given.dims], dtype=given.dtype) for given in family.inputs),
+            *(torch.empty(1, dtype=torch.int8).expand(sizes[axis]) for axis in carriers.values()),
+        ),
+        names=(*(given.name for given in family.inputs), *(f"length.{name}" for name in carriers)),
+        axes=(*(given.dims for given in family.inputs), *((axis,) for axis in carriers.values())),
+    )
+
+
+def mask_lengths(
+    family: Family, mask: MaskSpec, args: Sequence[Tensor]
+) -> tuple[Mapping[str, Tensor], Lengths]:
+    """The rule's inputs and lengths from a block-mask program's arguments."""
+    inputs = {given.name: tensor for given, tensor in zip(family.inputs, args, strict=False)}
+    carriers = args[len(family.inputs) :]
+    batch = next((inputs[i.name].shape[i.dims.index("B")] for i in family.inputs if "B" in i.dims), 1)
+    if not family.drafts:
+        return inputs, Lengths(batch=batch, query=carriers[0].shape[0], key=carriers[1].shape[0])
+    query = inputs["anchors"].shape[-1] * (mask.block_size or 1)
+    return inputs, Lengths(batch=batch, query=query, key=carriers[0].shape[0] + query)
+
+
+def inside(rule: Rule, lengths: Lengths) -> Rule:
+    """The rule with every cell outside the axes hidden: the last blocks of an axis may stand out."""
+    return lambda b, q, kv: rule(b, q, kv) & (q < lengths.query) & (kv < lengths.key)
+
+
+def cells(block: Tensor) -> Tensor:
+    """Indices of the cells of blocks: one more dimension, of size 128."""
+    return block.unsqueeze(-1) * BLOCK + torch.arange(BLOCK, dtype=block.dtype)
+
+
+def classify(rule: Rule, lengths: Lengths, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Which blocks are visible in part and which as a whole: bool [B, query blocks, key blocks] each.
+
+    ``dtype`` is the cell indices'.
+    """
+    shape = (lengths.batch, -(-lengths.query // BLOCK), -(-lengths.key // BLOCK))
+    b = torch.arange(shape[0], dtype=dtype).view(-1, 1, 1, 1, 1)
+    q, kv = (cells(torch.arange(size, dtype=dtype)) for size in shape[1:])
+    visible = rule(b, q.unsqueeze(1).unsqueeze(-1), kv.unsqueeze(-2))
+    count = visible.expand(*shape, BLOCK, BLOCK).sum((-2, -1), dtype=torch.int32)
+    full = count == BLOCK * BLOCK
+    return (count > 0) & ~full, full
+
+
+def lists(partial: Tensor, full: Tensor) -> tuple[Tensor, ...]:
+    """The tensors of ``MASK_TENSORS``: counts and indices by row, then by column."""
+    columns = (partial.transpose(1, 2).contiguous(), full.transpose(1, 2).contiguous())
+    return tuple(tensor for blocks in (partial, full, *columns) for tensor in _ordered(blocks))
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts [B,1,rows] and indices [B,1,rows,columns]: the set columns first, then the others, ascending."""
+    set_so_far = blocks.to(torch.int32).cumsum(-1)
+    unset_so_far = (~blocks).to(torch.int32).cumsum(-1)
+    count = blocks.sum(-1, dtype=torch.int32)
+    place = torch.where(blocks, set_so_far - 1, count.unsqueeze(-1) + unset_so_far - 1)
+    column = torch.arange(blocks.shape[-1], dtype=torch.int32).expand(blocks.shape).contiguous()
+    indices = torch.zeros_like(column).scatter(-1, place, column)
+    return count.unsqueeze(1), indices.unsqueeze(1)

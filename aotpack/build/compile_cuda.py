@@ -1,0 +1,85 @@
+"""AOTInductor for a CUDA device that is absent: from a graph to a stripped library and its cubins.
+
+Runs inside ``absent_device``. Tried with torch 2.14.1: ``aot_compile`` with the options below, and
+``CudaKernelParamCache``, from which the library's launches take their shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor
+from torch._inductor.codecache import CudaKernelParamCache
+
+from aotpack.build import cubin, elf
+from aotpack.build.absent import DeviceType
+from aotpack.build.compile import host_options, vector_instructions
+from aotpack.build.export import Graph
+from aotpack.build.move import to_cuda
+from aotpack.build.toolchain import HostFlags
+from aotpack.errors import BuildError
+
+__all__ = ["CompiledCuda", "compile_cuda"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompiledCuda:
+    """A program's library, the cubins it loads and what they need."""
+
+    library: Path
+    cubins: tuple[cubin.Cubin, ...]
+
+
+def compile_cuda(
+    graph: Graph, flags: HostFlags, device: DeviceType, *, name: str, narrow: bool = False
+) -> CompiledCuda:
+    """Compiles a CPU graph for ``device``.
+
+    Args:
+        graph: as traced; it is moved to CUDA in place.
+        flags: of the host code.
+        device: what the kernels are for.
+        name: begins the kernels' names.
+        narrow: index with 32 bits; the caller vouches that no tensor has more elements than that.
+
+    Raises:
+        BuildError: a kernel needs more shared memory than the device has.
+    """
+    options: dict[str, Any] = {
+        **host_options(flags, name),
+        "aot_inductor.package": True,
+        # Defines the kernels while compiling; absent_device sees to it that none is run.
+        "triton.autotune_at_compile_time": True,
+        "assume_32bit_indexing": narrow,
+    }
+    CudaKernelParamCache.cache_clear()
+    moved = to_cuda(graph)
+    with vector_instructions(flags):
+        made = torch._inductor.aot_compile(moved.module, moved.args, options=options)
+    libraries = [Path(str(path)) for path in made if str(path).endswith(".so")]
+    if len(libraries) != 1:
+        raise BuildError("AOTInductor returned no shared library", expected="one .so", found=repr(made))
+    elf.strip(libraries[0])
+    return CompiledCuda(library=libraries[0], cubins=tuple(_cubins(device)))
+
+
+def _cubins(device: DeviceType) -> list[cubin.Cubin]:
+    found = [
+        cubin.read(
+            Path(saved["runtime_bin_path"]), ptx=saved["ptx"], dynamic_shared_memory=saved["shared_mem"]
+        )
+        for saved in CudaKernelParamCache.cache.values()
+    ]
+    for each in found:
+        for kernel in each.kernels:
+            if kernel.shared_memory > device.shared_memory:
+                raise BuildError(
+                    f"kernel {kernel.name} needs more shared memory than its device type has",
+                    expected=f"at most {device.shared_memory} bytes a block",
+                    found=f"{kernel.shared_memory} bytes",
+                    remedy="report this spec; smaller tiles are chosen in aotpack/build/tiles.py",
+                )
+    return found
