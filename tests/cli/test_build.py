@@ -1,0 +1,173 @@
+"""build: names and files before it, stages while it runs, and nothing left when it is stopped."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from aotpack.build import Stage
+from aotpack.cli.console import Console
+from aotpack.cli.progress import BuildProgress
+from aotpack.cli.sources import default_output, read_sources
+from aotpack.errors import InputError
+from tests.conftest import EXAMPLES
+from tests.process import COMMAND, aotpack, only_object
+
+SMALL = EXAMPLES / "qwen2.5-0.5b-dflash"
+LARGE = EXAMPLES / "qwen3-8b-dflash"
+TINY = """
+[specs.tiny]
+heads = 2
+kv_heads = 1
+head_dim = 32
+dtype = "float32"
+
+[specs.tiny.mask]
+family = "dflash"
+block_size = 16
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+def test_names_that_collide_are_an_error_that_says_how_to_rename():
+    with pytest.raises(InputError) as caught:
+        read_sources([str(SMALL), str(LARGE)], {})
+    assert str(caught.value) == (
+        "two sources have a spec that is named 'full'\n"
+        "  expected: one name for each spec of a package\n"
+        f"  found: {SMALL} and {LARGE}\n"
+        f"  what to do: rename them: a={SMALL} b={LARGE} makes a.full and b.full"
+    )
+
+
+def test_a_prefix_renames_a_source():
+    specs = read_sources([f"small={SMALL}", str(LARGE)], {})
+    assert list(specs) == ["small.full", "full"]
+    assert specs["small.full"].heads == 14
+
+
+def test_overrides_win_over_the_config():
+    assert read_sources([str(SMALL)], {"dtype": "float32"})["full"].dtype == "float32"
+
+
+def test_a_path_with_an_equals_sign_is_a_path(tmp_path, tiny):
+    odd = tiny.rename(tmp_path / "a=b.toml")
+    assert list(read_sources([str(odd)], {})) == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (SMALL, "qwen2.5-0.5b-dflash.aotpack"),
+        (SMALL / "config.json", "qwen2.5-0.5b-dflash.aotpack"),
+        (SMALL / "float32.toml", "float32.aotpack"),
+        (f"a={SMALL}", "qwen2.5-0.5b-dflash.aotpack"),
+    ],
+)
+def test_a_package_is_named_after_its_source(source, name):
+    assert default_output([str(source)]) == Path(name)
+
+
+def test_several_sources_need_a_name_for_the_package():
+    with pytest.raises(InputError, match="several sources have no common name"):
+        default_output(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([SMALL, "--target", "cpu-z80"], "unknown target 'cpu-z80'"),
+        ([SMALL, "-o", "/nowhere/x.aotpack"], "cannot be written"),
+        (["/nowhere/config.json"], "does not exist"),
+        ([SMALL, "--dtype", "float8"], "'float8' is not one of"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_compiled(arguments, message, tmp_path):
+    done = aotpack("build", *arguments, TMPDIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stages_are_plain_lines_where_stderr_is_no_terminal(capsys):
+    with BuildProgress(Console()) as progress:
+        progress(Stage(target="cpu", name="forward", spec="full", seconds=None))
+        progress(Stage(target="cpu", name="forward", spec="full", seconds=12.34))
+    assert capsys.readouterr() == ("", "cpu  full  forward  12.3 s\n")
+
+
+def test_quiet_has_no_stages(capsys):
+    with BuildProgress(Console(quiet=True)) as progress:
+        progress(Stage(target="cpu", name="forward", spec=None, seconds=1.0))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_has_a_live_line_that_goes_away(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with BuildProgress(Console()) as progress:
+        progress(Stage(target="cpu", name="forward", spec="full", seconds=None))
+        time.sleep(0.5)
+    said = capsys.readouterr().err
+    assert "cpu  full  forward  0 s ..." in said
+    assert said.endswith("\r\x1b[2K")
+
+
+def test_a_build_prints_one_object_and_its_stages(tiny, tmp_path):
+    output = tmp_path / "tiny.aotpack"
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    done = aotpack("build", tiny, "-o", output, "--json", TMPDIR=str(temporary))
+    found = only_object(done)
+    assert (done.returncode, found["schema"]) == (0, "aotpack.build/1")
+    assert found["bytes"] == output.stat().st_size
+    assert list(found["specs"]) == ["tiny"]
+    assert {"kernels", "block_mask", "forward", "backward"} <= {stage["name"] for stage in found["stages"]}
+    assert "tiny  forward" in done.stderr
+    assert list(temporary.iterdir()) == []
+    assert aotpack("selftest", output).returncode == 0
+
+
+def processes_that_name(text):
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            named = text.encode() in (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if named and int(process.name) != os.getpid():
+            found.append(process.name)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_build_leaves_nothing_behind(number, tiny, tmp_path):
+    folder, temporary = tmp_path / "out", tmp_path / "tmp"
+    folder.mkdir()
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [*COMMAND, "build", str(tiny), "-o", str(folder / "x.aotpack"), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    # The first finished stage: the worker is compiling now.
+    assert "kernels" in process.stderr.readline()
+    assert list(temporary.iterdir()) != []
+    process.send_signal(number)
+    process.send_signal(number)
+    done = subprocess.CompletedProcess(process.args, process.wait(), *process.communicate())
+    assert done.returncode == 130
+    assert only_object(done)["error"] == "Interrupted"
+    assert list(folder.iterdir()) == []
+    assert list(temporary.iterdir()) == []
+    assert processes_that_name(str(tmp_path)) == []
