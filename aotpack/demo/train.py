@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -15,9 +16,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from aotpack.demo.averaging import GradientMean, check_equal
 from aotpack.demo.data import Batch, Corpus, sample_anchors
 from aotpack.demo.drafter import Attend, Drafter, Target, drafter_config, drafting_loss, target_layer_ids
-from aotpack.errors import AotpackError, InputError
+from aotpack.errors import InputError
 
 __all__ = ["STEPS", "Loss", "Settings", "TrainResult", "train", "train_threads"]
 
@@ -139,25 +141,33 @@ def train_threads(
         raise InputError(
             "training needs a thread and a step", expected="1 or more", found=f"{len(attends)}, {steps}"
         )
+    for attend in attends:
+        if attend.spec.mask.family != "dflash":
+            raise InputError(
+                "this trainer is for DFlash drafters",
+                expected="a package whose mask family is dflash",
+                found=attend.spec.mask.family,
+            )
     corpus = Corpus.of_standard_library()
     workers = [
         _Worker(rank, attend, torch.device(device), corpus, settings, loss)
         for rank, (attend, device) in enumerate(zip(attends, devices, strict=True))
     ]
-    together = _Together([worker.drafter for worker in workers], on_step)
+    drafters = [worker.drafter for worker in workers]
+    mean = GradientMean(drafters, on_step)
     before = torch.get_num_threads()
     wall, cpu = time.perf_counter(), time.process_time()
     try:
-        _run(workers, together, steps)
+        _run(workers, mean, steps)
     finally:
         torch.set_num_threads(before)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    _check_equal([worker.drafter for worker in workers])
+    check_equal(drafters)
     ends = min(3, steps)
     return TrainResult(
-        losses=tuple(together.means),
-        first_loss=fmean(together.means[:ends]),
-        last_loss=fmean(together.means[-ends:]),
+        losses=tuple(mean.losses),
+        first_loss=fmean(mean.losses[:ends]),
+        last_loss=fmean(mean.losses[-ends:]),
         load_ms=load_ms,
         first_step_ms=max(worker.first_step_ms for worker in workers),
         seconds=wall,
@@ -199,18 +209,20 @@ class _Worker:
         self.corpus, self.settings, self.loss = corpus, settings, loss
         self.first_step_ms = 0.0
 
-    def run(self, steps: int, together: _Together) -> None:
+    def run(self, steps: int, mean: GradientMean) -> None:
         """Every step: own lengths, own batch, own anchors; then everyone's mean gradient."""
+        on_cuda = self.device.type == "cuda"
         try:
-            for step in range(steps):
-                start = time.perf_counter()
-                loss = self._backward()
-                together.average(self.rank, loss)
-                if step == 0:
-                    self.first_step_ms = 1e3 * (time.perf_counter() - start)
-                self.optimizer.step()
+            with torch.cuda.device(self.device) if on_cuda else nullcontext():
+                for step in range(steps):
+                    start = time.perf_counter()
+                    loss = self._backward()
+                    mean.average(self.rank, loss)
+                    if step == 0:
+                        self.first_step_ms = 1e3 * (time.perf_counter() - start)
+                    self.optimizer.step()
         except BaseException:
-            together.abort()
+            mean.abort()
             raise
 
     def _backward(self) -> float:
@@ -224,59 +236,18 @@ class _Worker:
         return float(loss.detach())
 
 
-class _Together:
-    """Where the threads meet: the last to come puts the mean gradient into every replica.
-
-    One fixed order of additions, on the first replica's device, so all replicas get the same bits.
-    """
-
-    def __init__(self, replicas: Sequence[Drafter], on_step: Callable[[int, float], None] | None) -> None:
-        self._parameters = [list(replica.parameters()) for replica in replicas]
-        self._devices = {p.device for p, *_ in self._parameters if p.device.type == "cuda"}
-        self._losses = [0.0] * len(replicas)
-        self._barrier = threading.Barrier(len(replicas), action=self._action)
-        self._on_step = on_step
-        self.means: list[float] = []
-
-    def average(self, rank: int, loss: float) -> None:
-        """Wait for all threads; on return ``.grad`` of this replica is the mean."""
-        self._losses[rank] = loss
-        self._barrier.wait()
-
-    def abort(self) -> None:
-        """Let the waiting threads fail too."""
-        self._barrier.abort()
-
-    @torch.no_grad()
-    def _action(self) -> None:
-        self._synchronize()
-        for same in zip(*self._parameters, strict=True):
-            grads = [p.grad for p in same if p.grad is not None]
-            if len(grads) != len(same):
-                raise AotpackError("a parameter of the drafter got no gradient")
-            mean = grads[0]
-            for grad in grads[1:]:
-                mean.add_(grad.to(mean.device))
-            mean.div_(len(grads))
-            for grad in grads[1:]:
-                grad.copy_(mean)
-        self._synchronize()
-        self.means.append(fmean(self._losses))
-        if self._on_step is not None:
-            self._on_step(len(self.means) - 1, self.means[-1])
-
-    def _synchronize(self) -> None:
-        for device in self._devices:
-            torch.cuda.synchronize(device)
-
-
-def _run(workers: Sequence[_Worker], together: _Together, steps: int) -> None:
+def _run(workers: Sequence[_Worker], mean: GradientMean, steps: int) -> None:
     """Run all workers to the end; raises the first error that is not just another thread's echo."""
     each = max(1, (os.cpu_count() or 1) // len(workers))
     with ThreadPoolExecutor(
         len(workers), "drafter", initializer=torch.set_num_threads, initargs=(each,)
     ) as pool:
-        futures: list[Future[None]] = [pool.submit(worker.run, steps, together) for worker in workers]
+        futures = [pool.submit(worker.run, steps, mean) for worker in workers]
+        try:
+            wait(futures)
+        except BaseException:
+            mean.abort()
+            raise
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
         raise error
@@ -285,16 +256,3 @@ def _run(workers: Sequence[_Worker], together: _Together, steps: int) -> None:
 def _draw(bounds: tuple[int, int], generator: torch.Generator) -> int:
     """A random integer within bounds, both included."""
     return int(torch.randint(bounds[0], bounds[1] + 1, (), generator=generator))
-
-
-def _check_equal(replicas: Sequence[Drafter]) -> None:
-    """Raises ``AotpackError`` unless all replicas hold the same bits."""
-    first = dict(replicas[0].named_parameters())
-    for rank, replica in enumerate(replicas[1:], start=1):
-        for name, parameter in replica.named_parameters():
-            if not torch.equal(parameter.cpu(), first[name].cpu()):
-                raise AotpackError(
-                    "the drafter replicas drifted apart",
-                    expected="equal bits",
-                    found=f"replica {rank}, {name}",
-                )
