@@ -15,6 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -56,12 +57,13 @@ def step_loss(
     return block_loss(hidden, target.embedding, batch, anchors, keep)
 
 
-def build_package(device: str) -> Path:
-    """Path of a package for the device type, built here if it is not there yet."""
-    target = device.partition(":")[0]
-    path = Path(f"{CONFIG.parent.name}-{target}.aotpack")
+def build_package(devices: Sequence[str]) -> Path:
+    """Path of a package for the devices' types, built in this folder if it is not there yet."""
+    kinds = sorted({device.partition(":")[0] for device in devices})
+    path = Path(f"{CONFIG.parent.name}-{'-'.join(kinds)}.aotpack")
     if not path.exists():
-        command = [sys.executable, "-m", "aotpack", "build", CONFIG, "--target", target, "-o", path]
+        targets = [f"--target={kind}" for kind in kinds]
+        command = [sys.executable, "-m", "aotpack", "build", str(CONFIG), *targets, "-o", str(path)]
         subprocess.run(command, check=True, stdout=sys.stderr)
     return path
 
@@ -97,7 +99,7 @@ def main() -> None:
 
     devices = options.device.split(",")
     try:
-        package = options.package or build_package(devices[0])
+        package = options.package or build_package(devices)
         with TraceCounter() as traces:
             result = train(package, options.threads, options.steps, devices, show, loss=step_loss)
     except AotpackError as error:
