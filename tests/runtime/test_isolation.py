@@ -103,7 +103,9 @@ def test_the_oldest_torch_runs_what_the_newest_built(
     assert said.startswith("trained 2.11.0")
 
 
-def test_the_oldest_torch_agrees_with_fp64(masks_package: Path, tmp_path: Path, oldest_python: str) -> None:
+def test_the_oldest_torch_agrees_with_fp64(
+    masks_package: Path, dflash_package: Path, float32_package: Path, oldest_python: str
+) -> None:
     source = Path(__file__).parents[2]
     done = subprocess.run(
         [oldest_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/runtime/test_numerics.py"],
@@ -112,6 +114,7 @@ def test_the_oldest_torch_agrees_with_fp64(masks_package: Path, tmp_path: Path, 
             **os.environ,
             "PYTHONPATH": str(source),
             "AOTPACK_TEST_PACKAGES": str(masks_package.parent),
+            "OMP_NUM_THREADS": "1",
         },
         capture_output=True,
         text=True,

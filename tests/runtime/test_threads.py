@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +14,13 @@ import aotpack
 from tests.cases import Case, make_case, run
 
 THREADS, ROUNDS = 8, 50
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def _resident() -> int:
@@ -91,6 +98,7 @@ def test_eight_threads_give_the_bits_of_one_while_others_trace(dflash_pack: aotp
 def test_memory_is_flat_over_many_calls(dflash_pack: aotpack.Pack, calls: int) -> None:
     attention = dflash_pack.attention("full")
     case = make_case(attention.spec, 1, 100, 8)
+    torch.set_num_threads(1)
     for _ in range(200):
         run(attention, case)
     before = _resident()
