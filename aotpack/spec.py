@@ -157,7 +157,9 @@ def _known(cls: Any, prefix: str, data: Mapping[str, Any]) -> dict[str, Any]:
     names = [f.name for f in fields(cls)]
     for key in data:
         if key not in names:
-            raise _bad(f"{prefix}.{key}".lstrip("."), f"one of {', '.join(names)}", key, "remove or rename it")
+            raise _bad(
+                f"{prefix}.{key}".lstrip("."), f"one of {', '.join(names)}", key, "remove or rename it"
+            )
     required = {"family"} if cls is MaskSpec else {"heads", "kv_heads", "head_dim", "dtype", "mask"}
     for key in sorted(required - data.keys()):
         raise _bad(f"{prefix}.{key}".lstrip("."), "a value", None, "add it")

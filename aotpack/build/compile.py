@@ -1,6 +1,6 @@
 """AOTInductor: from a graph to a stripped shared library.
 
-The only module that touches ``torch._inductor``. Tried with torch 2.13.0 and 2.14.1: ``aot_compile`` with the
+Touches ``torch._inductor``. Tried with torch 2.13.0 and 2.14.1: ``aot_compile`` with the
 options below; ``aot_inductor.custom_ops_to_c_shims`` and ``custom_op_libs`` link the CPU kernels in;
 ``cpu_vec_isa.valid_vec_isa_list`` decides the vector instructions of generated code.
 """
@@ -45,7 +45,7 @@ def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
 
 
 def host_options(flags: HostFlags, name: str) -> dict[str, Any]:
-    """Options of AOTInductor for small and reproducible host code; ``name`` begins its files' and kernels' names."""
+    """Options of AOTInductor for small and reproducible host code; ``name`` begins its kernels' names."""
     return {
         **flags.inductor_options,
         "cpp.cxx": (None, compiler_name()),
@@ -69,11 +69,11 @@ def vector_instructions(flags: HostFlags) -> Iterator[None]:
     compiles a probe for each.
     """
     chosen, found = _ISA[flags.capability](), cpu_vec_isa.valid_vec_isa_list
-    cpu_vec_isa.valid_vec_isa_list = lambda: [chosen]
+    vars(cpu_vec_isa)["valid_vec_isa_list"] = lambda: [chosen]
     try:
         yield
     finally:
-        cpu_vec_isa.valid_vec_isa_list = found
+        vars(cpu_vec_isa)["valid_vec_isa_list"] = found
 
 
 class _Avx2(cpu_vec_isa.VecAVX2):
@@ -83,7 +83,7 @@ class _Avx2(cpu_vec_isa.VecAVX2):
 
 class _Avx512(cpu_vec_isa.VecAVX512):
     # VecAVX512's own test also adds bfloat16 instructions, which x86-64-v4 does not have.
-    def __bool__(self) -> bool:
+    def __bool__(self) -> bool:  # type: ignore[override]
         return True
 
 

@@ -51,7 +51,7 @@ def differentiate(program: Program, wanted: tuple[str, ...] = ("q", "k", "v")) -
     graphs: dict[str, fx.GraphModule] = {}
     examples: dict[str, list[Any]] = {}
 
-    def keep(name: str) -> Callable[[fx.GraphModule, list[Any]], fx.GraphModule]:
+    def keep(name: str) -> Any:
         def compiler(graph: fx.GraphModule, inputs: list[Any]) -> fx.GraphModule:
             graphs[name], examples[name] = graph, inputs
             return graph
@@ -136,7 +136,7 @@ def _scaled(outputs: Sequence[fx.Node], names: Sequence[str]) -> dict[fx.Node, t
     Flex attention saves the log-sum-exp to base 2 and returns the natural one; one of them is enough.
     """
     return {
-        node.args[0]: (name, 1 / node.args[1])  # type: ignore[misc, operator]
+        node.args[0]: (name, 1 / node.args[1])  # type: ignore[misc]
         for node, name in zip(outputs, names, strict=True)
         if node.target is torch.ops.aten.mul.Tensor and isinstance(node.args[1], float)
     }
@@ -147,11 +147,15 @@ def _rescale(backward: fx.Graph, factors: Mapping[str, float]) -> None:
     for node in [n for n in _placeholders(backward) if n.name in factors]:
         with backward.inserting_after(node):
             scaled = backward.call_function(torch.ops.aten.mul.Tensor, (node, factors[node.name]))
-        node.replace_all_uses_with(scaled, delete_user_cb=lambda user, scaled=scaled: user is not scaled)
+        node.replace_all_uses_with(scaled, delete_user_cb=_is_not(scaled))
+
+
+def _is_not(other: fx.Node) -> Callable[[fx.Node], bool]:
+    return lambda node: node is not other
 
 
 def _recompute_sizes(forward: fx.Graph, backward: fx.Graph) -> None:
-    """Replaces the backward's size inputs by sizes of its tensors: AOTInductor turns SymInt inputs into None."""
+    """Takes the backward's sizes from its tensors: AOTInductor turns SymInt inputs into None."""
     sources = {node.name: node for node in forward.nodes}
     placeholders = list(_placeholders(backward))
     tensors = {n.name: n for n in placeholders if isinstance(n.meta["val"], Tensor)}
@@ -174,7 +178,7 @@ def _recompute_sizes(forward: fx.Graph, backward: fx.Graph) -> None:
 
 def _keep_outputs(backward: fx.Graph, places: list[int]) -> None:
     output = _output(backward)
-    output.args = (tuple(output.args[0][i] for i in places),)  # type: ignore[index, union-attr]
+    output.args = (tuple(output.args[0][i] for i in places),)
 
 
 def _placeholders(graph: fx.Graph) -> Iterator[fx.Node]:

@@ -26,7 +26,8 @@ _library.define(
     f"block_sparse_forward(Tensor q, Tensor k, Tensor v, {_BY_Q}, {_TILES}, float scale) -> (Tensor, Tensor)"
 )
 _library.define(
-    "block_sparse_backward(Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    "block_sparse_backward(Tensor grad_out, Tensor grad_lse, "
+    "Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f"{_BY_Q}, {_BY_KV}, {_TILES}, float scale) -> (Tensor, Tensor, Tensor)"
 )
 
@@ -46,7 +47,6 @@ C_SHIMS: Final[dict[Any, list[str]]] = {
 }
 
 
-@torch.library.register_fake("aotpack_build::block_sparse_forward", lib=_library)
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, heads, rows, _ = q.shape
     return q.new_empty((batch, heads, rows, v.shape[3])), q.new_empty(
@@ -54,7 +54,6 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, 
     )
 
 
-@torch.library.register_fake("aotpack_build::block_sparse_backward", lib=_library)
 def _backward_fake(
     grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,8 +79,10 @@ class _Attention(torch.autograd.Function):
 
 def _differentiable(*args: Any) -> tuple[Tensor, Tensor]:
     q, k, v, *mask, scale = args
-    result: tuple[Tensor, Tensor] = _Attention.apply(q, k, v, scale, *mask)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = _Attention.apply(q, k, v, scale, *mask)
     return result
 
 
+torch.library.register_fake("aotpack_build::block_sparse_forward", _forward_fake, lib=_library)
+torch.library.register_fake("aotpack_build::block_sparse_backward", _backward_fake, lib=_library)
 _library.impl("block_sparse_attention", _differentiable, "CompositeImplicitAutograd")

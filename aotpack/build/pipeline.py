@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -65,6 +66,7 @@ def build(
     targets: Sequence[Target | str],
     output: str | os.PathLike[str],
     *,
+    shapes: Sequence[tuple[int, int, int]] = (),
     progress: Callable[[Stage], None] | None = None,
 ) -> BuildReport:
     """Compiles specs for targets into one package.
@@ -73,6 +75,8 @@ def build(
         specs: by the name under which the trainer asks for them.
         targets: device types; ``"cpu"`` is this machine's portable default.
         output: the package file; written at the very end, all or nothing.
+        shapes: (batch, query length, key length) for which CUDA variants get programs of their own, beside
+            those for any length.
         progress: called as each stage begins and ends.
 
     Raises:
@@ -99,9 +103,9 @@ def build(
     provenance: dict[str, Any] = {}
     for target in chosen:
         with tempfile.TemporaryDirectory(prefix="aotpack-build-") as folder:
-            result = _run_worker(specs, target, Path(folder), note)
+            result = _run_worker(specs, target, shapes, Path(folder), note)
             variants += _variants(result["variants"], target, blobs)
-            provenance = result["provenance"]
+            provenance |= result["provenance"]
     manifest = Manifest(
         calling_convention=CALLING_CONVENTION,
         specs=dict(specs),
@@ -137,11 +141,16 @@ def _check(specs: Mapping[str, AttentionSpec], targets: Sequence[Target], path: 
 
 
 def _run_worker(
-    specs: Mapping[str, AttentionSpec], target: Target, folder: Path, note: Callable[[Stage], None]
+    specs: Mapping[str, AttentionSpec],
+    target: Target,
+    shapes: Sequence[tuple[int, int, int]],
+    folder: Path,
+    note: Callable[[Stage], None],
 ) -> dict[str, Any]:
     job = {
         "specs": {n: s.to_dict() for n, s in specs.items()},
         "target": str(target),
+        "shapes": [list(shape) for shape in shapes],
         "folder": str(folder),
     }
     (folder / "job.json").write_text(json.dumps(job))
@@ -194,10 +203,8 @@ def _follow(
 
 
 def _kill(worker: subprocess.Popen[str]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     worker.wait()
 
 

@@ -111,8 +111,9 @@ def attention_program(spec: AttentionSpec) -> Program:
     args.append(torch.zeros(7, BLOCK, BLOCK, dtype=torch.bool))
     args.append(torch.zeros(size.batch, 1, q_blocks, kv_blocks, dtype=torch.int32))
     shapes: list[dict[int, Any]] = [{0: dynamic, 2: dynamic}] * 3
-    for arg in args[3:]:
-        shapes.append({0: dynamic, **{i: dynamic for i in range(2, arg.dim()) if arg.shape[i] != BLOCK}})
+    shapes += [
+        {0: dynamic, **{i: dynamic for i in range(2, arg.dim()) if arg.shape[i] != BLOCK}} for arg in args[3:]
+    ]
     return Program(
         module=_BlockSparseAttention(spec.scale),
         args=tuple(args),

@@ -32,7 +32,7 @@ _SOURCE: Final = Path(__file__).parent / "cpu" / "block_sparse.cpp"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostFlags:
-    """How host code is compiled for one instruction set: compiler flags and Inductor's vector width in bits."""
+    """How host code is compiled for one instruction set: flags, and Inductor's vector width in bits."""
 
     name: str
     march: str
@@ -97,12 +97,14 @@ def hide_paths(folder: Path) -> None:
 
 
 def compile_kernels(flags: HostFlags, folder: Path) -> Path:
-    """Compiles the block-sparse kernels into a static archive in ``folder``, ready for ``-l`` + KERNEL_LIBRARY."""
+    """Compiles the block-sparse kernels into a static archive in ``folder``, for ``-l`` + KERNEL_LIBRARY."""
     # The source is compiled under a relative name in the work folder, so that no path reaches the binary.
     shutil.copy(_SOURCE, folder)
     command = [
-        compiler(), "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math",
-        f"-march={flags.march}", f"-DCPU_CAPABILITY={flags.capability}", f"-DCPU_CAPABILITY_{flags.capability}",
+        compiler(), "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden",
+        "-fno-math-errno", "-fno-trapping-math",
+        f"-march={flags.march}",
+        f"-DCPU_CAPABILITY={flags.capability}", f"-DCPU_CAPABILITY_{flags.capability}",
         *(f"-isystem{path}" for path in cpp_extension.include_paths()), "-c", _SOURCE.name, "-o", "kernels.o",
     ]  # fmt: skip
     _checked(command, folder)

@@ -24,7 +24,7 @@ _PLAIN: Final = Lengths(batch=1, query=40, key=150)
 
 
 def golden_vectors(spec: AttentionSpec) -> bytes:
-    """A safetensors file: q, k, v, the mask's inputs, grad.out, grad.lse, and out, lse, grad.q, grad.k, grad.v.
+    """A safetensors file: q, k, v, mask.*, grad.out, grad.lse, and out, lse, grad.q, grad.k, grad.v.
 
     Inputs are small multiples of 1/8, which are exact in every dtype and compress well. Results are fp64
     math rounded to float32, or to float16 where the attention itself is of 16 bits.

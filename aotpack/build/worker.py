@@ -1,7 +1,8 @@
 """The build's own process: ``python -m aotpack.build.worker JOB``.
 
-JOB is a JSON file ``{"specs": {name: spec}, "target": name, "folder": path}``. Progress goes to stdout, one
-JSON object a line; the results are files in the folder and ``result.json``, which names them.
+JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each) and ``folder``.
+Progress goes to stdout, one JSON object a line; the results are files in the folder and ``result.json``,
+which names them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,11 +42,16 @@ def main(job_file: str) -> int:
     specs = {name: AttentionSpec.from_dict(spec) for name, spec in job["specs"].items()}
     try:
         _check_torch()
-        result = _build(specs, Target.parse(job["target"]), folder)
+        target = Target.parse(job["target"])
+        if target.device == "cuda":
+            result = _build_cuda(specs, target, job["shapes"], folder)
+        else:
+            result = _build_cpu(specs, target, folder)
     except AotpackError as error:
         _say(error=type(error).__name__, problem=error.problem, **error.diagnostics())
         return 3
-    (folder / "result.json").write_text(json.dumps({"variants": result, "provenance": _provenance()}))
+    provenance = _provenance(target)
+    (folder / "result.json").write_text(json.dumps({"variants": result, "provenance": provenance}))
     return 0
 
 
@@ -58,29 +65,40 @@ def _check_torch() -> None:
         )
 
 
-def _provenance() -> dict[str, str]:
-    return {"torch": torch.__version__, "compiler": compiler_version()}
+def _provenance(target: Target) -> dict[str, str]:
+    triton = {"triton": version("triton")} if target.device == "cuda" else {}
+    return {"torch": torch.__version__, "compiler": compiler_version(), **triton}
 
 
-def _build(specs: dict[str, AttentionSpec], target: Target, folder: Path) -> dict[str, Any]:
+def _distinct(specs: dict[str, AttentionSpec]) -> dict[str, tuple[str, AttentionSpec]]:
+    """One variant a spec, whatever names it goes by."""
+    return {spec.digest: (name, spec) for name, spec in specs.items()}
+
+
+def _build_cuda(
+    specs: dict[str, AttentionSpec], target: Target, shapes: list[list[int]], folder: Path
+) -> dict[str, Any]:
+    # Imported here, because it needs triton.
+    from aotpack.build.specialisations import exact
+    from aotpack.build.variants_cuda import cuda_programs
+
     hide_paths(folder)
-    # One variant a spec, whatever names it goes by.
-    distinct = {spec.digest: (name, spec) for name, spec in specs.items()}
-    if target.device == "cuda":
-        # Imported here, because it needs the wheel of torch for CUDA.
-        from aotpack.build.variants_cuda import cuda_programs
+    more = [exact(*shape) for shape in shapes]
+    return {
+        digest: _variant(name, spec, cuda_programs(name, spec, target, folder, _stage, more), folder)
+        for digest, (name, spec) in _distinct(specs).items()
+    }
 
-        return {
-            digest: _variant(name, spec, cuda_programs(name, spec, target, folder, _stage), folder)
-            for digest, (name, spec) in distinct.items()
-        }
+
+def _build_cpu(specs: dict[str, AttentionSpec], target: Target, folder: Path) -> dict[str, Any]:
+    hide_paths(folder)
     flags = HOST_FLAGS[target.arch]
     with _stage("kernels"):
         compile_kernels(flags, folder)
     made: _Made = {}
     return {
         digest: _variant(name, spec, _cpu_programs(name, spec, flags, made), folder)
-        for digest, (name, spec) in distinct.items()
+        for digest, (name, spec) in _distinct(specs).items()
     }
 
 

@@ -232,7 +232,7 @@ class _Worker:
         anchors, keep = sample_anchors(batch.loss_mask, slots, generator)
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.loss(self.drafter, self.target, self.attend, batch, anchors, keep)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return float(loss.detach())
 
 

@@ -25,8 +25,8 @@ __all__ = ["INSTANCES", "Library"]
 INSTANCES: Final = 16
 
 _HANDLE: Final = ctypes.c_void_p
-_CREATE: Final = [ctypes.POINTER(_HANDLE), ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p]
-_RUN: Final = [_HANDLE, _HANDLE, ctypes.c_size_t, _HANDLE, ctypes.c_size_t, _HANDLE, _HANDLE]
+_CREATE: Final[list[Any]] = [ctypes.POINTER(_HANDLE), ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p]
+_RUN: Final[list[Any]] = [_HANDLE, _HANDLE, ctypes.c_size_t, _HANDLE, ctypes.c_size_t, _HANDLE, _HANDLE]
 
 
 def _python_function(name: str, result: Any, arguments: list[Any]) -> Any:
@@ -46,9 +46,6 @@ class Library:
     Raises:
         HostError: the dynamic linker or the library's own set-up refused.
     """
-
-    __slots__ = ("__weakref__", "_alloc", "_capsule", "_container", "_inputs", "_lib", "_outputs", "_pointer", "_run",
-                 "_steal")  # fmt: skip
 
     def __init__(
         self, path: Path, device: str, *, kernels: Path | None = None, inputs: int, outputs: int
@@ -89,12 +86,10 @@ class Library:
             stream: the CUDA stream to launch on; None on the CPU.
         """
         count = self._inputs
-        handles = self._alloc(tensors)
+        handles = self._alloc(list(tensors))
         inputs = (ctypes.c_void_p * count)(*[self._pointer(handle, None) for handle in handles])
         outputs = (ctypes.c_void_p * self._outputs)()
-        self._check(
-            self._run(self._container, inputs, count, outputs, self._outputs, stream, None), "run"
-        )
+        self._check(self._run(self._container, inputs, count, outputs, self._outputs, stream, None), "run")
         result: list[Tensor] = self._steal([self._capsule(o, None, None) for o in outputs])
         return result
 

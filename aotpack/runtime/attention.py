@@ -90,7 +90,7 @@ class Attention:
         if self._programs is None:
             visible = dense(self.spec.mask, tensors, lengths)
             return BlockMask(spec=self.spec.mask, lengths=lengths, tensors=(), dense=visible.to(self.device))
-        found = self._programs.block_mask([*tensors.values(), *self._carriers(lengths)])
+        found = self._programs.block_mask([*tensors.values(), *self._carriers(lengths)], lengths)
         return BlockMask(spec=self.spec.mask, lengths=lengths, tensors=tuple(found))
 
     @overload

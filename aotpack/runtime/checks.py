@@ -16,7 +16,7 @@ __all__ = ["check_anchors", "check_inputs", "check_mask", "check_qkv"]
 
 
 def check_qkv(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """q [B,heads,Q,head_dim], k [B,kv_heads,KV,head_dim], v [B,kv_heads,KV,value_dim], of the spec's dtype."""
+    """q [B,heads,Q,head_dim], k [B,kv_heads,KV,head_dim], v [B,kv_heads,KV,value_dim], of its dtype."""
     shapes = {
         "q": (q, spec.heads, spec.head_dim),
         "k": (k, spec.kv_heads, spec.head_dim),
@@ -72,7 +72,11 @@ def check_mask(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, 
 
 
 def check_inputs(
-    family: Family, mask: MaskSpec, device: torch.device, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, int | None]
+    family: Family,
+    mask: MaskSpec,
+    device: torch.device,
+    inputs: Mapping[str, Tensor | None],
+    lengths: Mapping[str, int | None],
 ) -> None:
     """The mask rule's tensors and lengths are all there, of the right dtype, shape and device."""
     needed = {given.name for given in family.inputs}
@@ -91,7 +95,10 @@ def check_inputs(
         _same_device(given.name, tensor, device)
         if tensor.dtype != given.dtype:
             raise InputError(
-                f"{given.name} has the wrong dtype", expected=given.dtype, found=tensor.dtype, remedy="cast it"
+                f"{given.name} has the wrong dtype",
+                expected=given.dtype,
+                found=tensor.dtype,
+                remedy="cast it",
             )
         shape = list(tensor.shape)
         axes = f"[{', '.join(given.dims)}]"
@@ -140,5 +147,3 @@ def _same_device(name: str, tensor: Tensor, device: torch.device) -> None:
             found=tensor.device,
             remedy=f"move it, or take the attention of a pack loaded with device='{tensor.device}'",
         )
-
-

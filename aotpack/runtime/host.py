@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,7 +69,7 @@ def _cuda_devices() -> tuple[CudaDevice, ...]:
 
 
 def _cuda_device(index: int) -> CudaDevice:
-    properties = torch.cuda.get_device_properties(index)
+    properties: Any = torch.cuda.get_device_properties(index)
     return CudaDevice(
         name=properties.name,
         capability=(properties.major, properties.minor),

@@ -47,7 +47,9 @@ class Pack:
         self._attentions = dict(attentions)
 
     def __repr__(self) -> str:
-        return f"<aotpack pack {self.path}: {', '.join(self.specs)} on {self.device} ({self.target or 'eager'})>"
+        return (
+            f"<aotpack pack {self.path}: {', '.join(self.specs)} on {self.device} ({self.target or 'eager'})>"
+        )
 
     def attention(self, name: str | None = None) -> Attention:
         """The attention of that name; without a name, the only one.
@@ -206,11 +208,13 @@ def _device(device: str | torch.device) -> torch.device:
     try:
         where = torch.device(device)
     except RuntimeError as error:
-        raise InputError("the device is unknown", expected="cpu, cuda or cuda:N", found=repr(device)) from error
+        raise InputError(
+            "the device is unknown", expected="cpu, cuda or cuda:N", found=repr(device)
+        ) from error
     if where.type not in ("cpu", "cuda"):
         raise InputError("the device is not supported", expected="cpu, cuda or cuda:N", found=str(where))
     if where.type == "cpu":
         return torch.device("cpu")
-    if where.index is None and torch.cuda.is_available():
+    if ":" not in str(where) and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return where

@@ -21,8 +21,10 @@ __all__ = ["Programs", "attention", "enroll"]
 
 _SCHEMAS: Final = (
     "attention(int programs, Tensor q, Tensor k, Tensor v, Tensor[] mask) -> (Tensor out, Tensor lse)",
-    "attention_backward(int programs, Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, "
-    "Tensor out, Tensor lse, Tensor[] mask) -> (Tensor dq, Tensor dk, Tensor dv)",
+    (
+        "attention_backward(int programs, Tensor grad_out, Tensor grad_lse, Tensor q, Tensor k, Tensor v, "
+        "Tensor out, Tensor lse, Tensor[] mask) -> (Tensor dq, Tensor dk, Tensor dv)"
+    ),
 )
 
 
@@ -102,7 +104,9 @@ def _backward(
 
 def _forward_fake(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
     batch, heads, rows, _ = q.shape
-    return q.new_empty((batch, heads, rows, v.shape[3])), q.new_empty((batch, heads, rows), dtype=torch.float32)
+    return q.new_empty((batch, heads, rows, v.shape[3])), q.new_empty(
+        (batch, heads, rows), dtype=torch.float32
+    )
 
 
 def _backward_fake(
@@ -146,16 +150,14 @@ class _AttentionBackward(torch.autograd.Function):
         )
 
 
-def _forward_autograd(
-    key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]
-) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = _Attention.apply(key, q, k, v, *mask)  # type: ignore[no-untyped-call]
+def _forward_autograd(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
+    result: tuple[Tensor, Tensor] = _Attention.apply(key, q, k, v, *mask)
     return result
 
 
 def _backward_autograd(key: int, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     *tensors, mask = args
-    result: tuple[Tensor, Tensor, Tensor] = _AttentionBackward.apply(key, mask, *tensors)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor, Tensor] = _AttentionBackward.apply(key, mask, *tensors)
     return result
 
 

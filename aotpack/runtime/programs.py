@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aotpack.errors import HostError, InputError
+from aotpack.masks import Lengths
 from aotpack.package import Program, Variant
 from aotpack.runtime.abi import Library
 from aotpack.runtime.shapes import Sizes, fits
@@ -17,6 +18,7 @@ from aotpack.store import kernel_folder, library_path
 
 __all__ = ["CompiledPrograms"]
 
+_BLOCK: Final = 128
 _ATTENTION_OUTPUTS: Final = ("out", "lse")
 # Inputs of forward that are inputs of the block mask: the rule's own tensors, where forward evaluates it.
 _PASSED: Final = "input."
@@ -35,16 +37,21 @@ class CompiledPrograms:
     def __init__(self, variant: Variant, folder: Path, device: torch.device) -> None:
         mask = _one(variant, "block_mask", "general")
         self._block_mask = _open(mask, folder, device)
+        self._mask_bounds = mask.bounds
         kinds = [p.specialisation for p in variant.programs if p.name == "forward"] or ["general"]
         self._kinds = [
-            _Kind(mask, *(_one(variant, name, kind) for name in ("forward", "backward")), folder, device)
+            _Kind(mask, _one(variant, "forward", kind), _one(variant, "backward", kind), folder, device)
             for kind in kinds
         ]
         self._passed = self._kinds[0].passed
         self._stream = _stream_of(device)
 
-    def block_mask(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def block_mask(self, tensors: Sequence[Tensor], lengths: Lengths) -> list[Tensor]:
         """The tensors of forward's mask from the rule's inputs and the length carriers."""
+        blocks = lengths.batch * -(-lengths.query // _BLOCK) * -(-lengths.key // _BLOCK)
+        sizes = Sizes(lengths.batch, lengths.query, lengths.key, blocks)
+        if not fits(self._mask_bounds, sizes):
+            raise _too_large([self._mask_bounds], sizes)
         found = self._block_mask(tensors, self._stream())
         return [*found, *(tensors[place] for place in self._passed)]
 
@@ -79,12 +86,7 @@ class CompiledPrograms:
         for kind in self._kinds:
             if fits(kind.bounds, sizes):
                 return kind
-        raise InputError(
-            "no program of this package was compiled for these sizes",
-            expected=" or ".join(str(dict(kind.bounds)) for kind in self._kinds),
-            found=sizes,
-            remedy="split the batch, or build the package for these lengths",
-        )
+        raise _too_large([kind.bounds for kind in self._kinds], sizes)
 
 
 class _Kind:
@@ -147,6 +149,15 @@ def _open(program: Program, folder: Path, device: torch.device) -> Library:
         kernels=kernels,
         inputs=len(program.inputs),
         outputs=len(program.outputs),
+    )
+
+
+def _too_large(bounds: Sequence[Mapping[str, int]], sizes: Sizes) -> InputError:
+    return InputError(
+        "no program of this package was compiled for these sizes",
+        expected=" or ".join(", ".join(f"{n} {v}" for n, v in each.items()) for each in bounds),
+        found=sizes,
+        remedy="split the batch, or build the package for these lengths",
     )
 
 

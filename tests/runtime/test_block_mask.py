@@ -73,6 +73,4 @@ def test_torch_block_mask_is_taken(masks_pack: aotpack.Pack) -> None:
     query, key = visible.shape[2:]
     theirs = create_block_mask(lambda b, h, q, kv: visible[b, 0, q, kv], 2, None, query, key, device="cpu")
     ours = attention.block_mask(**case.mask)
-    assert torch.equal(
-        attention(case.q, case.k, case.v, theirs), attention(case.q, case.k, case.v, ours)
-    )
+    assert torch.equal(attention(case.q, case.k, case.v, theirs), attention(case.q, case.k, case.v, ours))

@@ -40,7 +40,9 @@ def test_wrong_head_count(attention: aotpack.Attention, case: Case) -> None:
 
 
 def test_wrong_rank(attention: aotpack.Attention, case: Case) -> None:
-    with pytest.raises(InputError, match=r"v has the wrong shape.*\n.*\[batch, 2, length, 64\]\n.*\[2, 180, 64\]"):
+    with pytest.raises(
+        InputError, match=r"v has the wrong shape.*\n.*\[batch, 2, length, 64\]\n.*\[2, 180, 64\]"
+    ):
         attention(case.q, case.k, case.v[:, 0], attention.block_mask(**case.mask))
 
 
@@ -124,7 +126,9 @@ def test_anchors_out_of_range(attention: aotpack.Attention, case: Case, wrong: i
         ({"context_len": 10.5}, "context_len is wrong"),
     ],
 )
-def test_mask_arguments(attention: aotpack.Attention, case: Case, change: dict[str, object], problem: str) -> None:
+def test_mask_arguments(
+    attention: aotpack.Attention, case: Case, change: dict[str, object], problem: str
+) -> None:
     with pytest.raises(InputError, match=problem):
         attention.block_mask(**{**case.mask, **change})  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = '''
+SCRIPT = """
 import builtins, os, subprocess, sys
 import torch
 
@@ -41,7 +41,8 @@ dtype = getattr(torch, spec.dtype)
 q = torch.randn(B, spec.heads, N * 16, spec.head_dim, dtype=dtype, requires_grad=True)
 k = torch.randn(B, spec.kv_heads, S + N * 16, spec.head_dim, dtype=dtype, requires_grad=True)
 v = torch.randn(B, spec.kv_heads, S + N * 16, spec.value_dim, dtype=dtype, requires_grad=True)
-mask = attend.block_mask(anchors=torch.randint(0, S, (B, N)), keep=torch.ones(B, N, dtype=torch.bool), context_len=S)
+anchors, keep = torch.randint(0, S, (B, N)), torch.ones(B, N, dtype=torch.bool)
+mask = attend.block_mask(anchors=anchors, keep=keep, context_len=S)
 
 def step():
     out, lse = attend(q, k, v, mask, return_lse=True)
@@ -63,7 +64,7 @@ assert q.grad.isfinite().all() and k.grad.abs().sum() > 0
 new = sorted(n for n in set(sys.modules) - allowed if n.startswith(BLOCKED))
 assert not new, new
 print("trained", torch.__version__)
-'''
+"""
 
 
 def _train(python: str, package: Path, tmp_path: Path, **environment: str) -> str:

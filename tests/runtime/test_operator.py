@@ -63,7 +63,9 @@ def test_only_the_inputs_that_need_a_gradient_get_one(
     tensors[wanted].requires_grad_()
     out = attention(**tensors, mask=attention.block_mask(**case.mask))
     out.backward(case.grad_out)
-    full = dict(zip("qkv", run(attention, Case(**{**_fields(case), "grad_lse": case.grad_lse * 0}))[2:], strict=True))
+    full = dict(
+        zip("qkv", run(attention, Case(**{**_fields(case), "grad_lse": case.grad_lse * 0}))[2:], strict=True)
+    )
     assert tensors[wanted].grad is not None
     assert torch.equal(tensors[wanted].grad, full[wanted])
     assert all(t.grad is None for name, t in tensors.items() if name != wanted)
@@ -165,6 +167,10 @@ def test_autocast_casts_and_gradients_keep_each_inputs_dtype(dflash_pack: aotpac
         out = attention(q, k, v, mask)
     out.backward(case.grad_out)
     assert out.dtype == torch.bfloat16
-    assert [t.grad.dtype for t in (q, k, v) if t.grad is not None] == [torch.float32, torch.float32, torch.bfloat16]
+    assert [t.grad.dtype for t in (q, k, v) if t.grad is not None] == [
+        torch.float32,
+        torch.float32,
+        torch.bfloat16,
+    ]
     with pytest.raises(InputError, match="wrong dtype"):
         attention(q, k, v, mask)
