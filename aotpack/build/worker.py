@@ -26,6 +26,7 @@ from aotpack.build.programs import attention_program, block_mask_program
 from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, compiler_version, hide_paths
 from aotpack.build.vectors import TOLERANCE, golden_vectors
 from aotpack.errors import AotpackError, HostError
+from aotpack.masks import family_of
 from aotpack.spec import AttentionSpec, MaskSpec
 from aotpack.targets import Target
 
@@ -42,6 +43,8 @@ def main(job_file: str) -> int:
     specs = {name: AttentionSpec.from_dict(spec) for name, spec in job["specs"].items()}
     try:
         _check_torch()
+        for spec in specs.values():
+            family_of(spec.mask)
         target = Target.parse(job["target"])
         if target.device == "cuda":
             result = _build_cuda(specs, target, job["shapes"], folder)
