@@ -36,11 +36,19 @@ class Lengths:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """A tensor that a rule reads. ``dims`` name its axes: "B", "N" or "T"."""
+    """A tensor that a rule reads.
+
+    Attributes:
+        name: of the argument.
+        dtype: that callers give it in.
+        dims: its axes: "B", "N" or "T".
+        positions: whether its values are positions on an axis, which fit 32 bits.
+    """
 
     name: str
     dtype: torch.dtype
     dims: tuple[str, ...]
+    positions: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,9 +147,9 @@ def _full(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rul
     return lambda b, q, kv: (b >= 0) & (q >= 0) & (kv >= 0)
 
 
-_ANCHORS = Input(name="anchors", dtype=torch.int64, dims=("B", "N"))
+_ANCHORS = Input(name="anchors", dtype=torch.int64, dims=("B", "N"), positions=True)
 _KEEP = Input(name="keep", dtype=torch.bool, dims=("B", "N"))
-_PACKED_ANCHORS = Input(name="anchors", dtype=torch.int64, dims=("N",))
+_PACKED_ANCHORS = Input(name="anchors", dtype=torch.int64, dims=("N",), positions=True)
 _DOCUMENTS = Input(name="document_ids", dtype=torch.int64, dims=("T",))
 _NONE: Final[frozenset[str]] = frozenset()
 

@@ -5,8 +5,8 @@ the program once. A build needs the first answered for another device and the re
 replaces the functions that ask, in the build's own process (``aotpack.build.worker``) and nowhere else; a
 machine that has a GPU gets the same replacements, and so the same binaries.
 
-The replacements reach into private parts of torch. Tried with torch 2.14.1 and triton 3.8.0; any other torch is
-refused by ``check_torch``.
+The replacements reach into private parts of torch. Tried with torch 2.14.1 and triton 3.8.0; any other torch
+is refused by ``check_torch``.
 """
 
 from __future__ import annotations
@@ -250,8 +250,10 @@ class _Driver:
 
 def _compile_only(device: DeviceType) -> Callable[..., None]:
     def precompile(autotuner: Any, *args: Any, **kwargs: Any) -> None:
-        autotuner.configs = autotuner.configs[:1]
-        autotuner._precompile_worker()
+        # A kernel that an earlier program had too comes compiled; it is saved again under this program.
+        if not autotuner.compile_results:
+            autotuner.configs = autotuner.configs[:1]
+            autotuner._precompile_worker()
         while _excess(autotuner, device) and _pipelined(autotuner):
             _with_fewer_stages(autotuner)
         launcher = _Launcher(autotuner)

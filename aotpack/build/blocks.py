@@ -1,4 +1,4 @@
-"""Block masks as tensor functions that torch.export traces: which 128x128 blocks a rule fills, and their lists."""
+"""Block masks as tensor functions that torch.export traces: the 128x128 blocks that a rule fills."""
 
 from __future__ import annotations
 

@@ -18,11 +18,16 @@ from aotpack.build import cubin, elf
 from aotpack.build.absent import DeviceType
 from aotpack.build.compile import host_options, vector_instructions
 from aotpack.build.export import Graph
+from aotpack.build.guards import count_guards, undeclared_guards
 from aotpack.build.move import to_cuda
 from aotpack.build.toolchain import HostFlags
 from aotpack.errors import BuildError
 
-__all__ = ["CompiledCuda", "compile_cuda"]
+__all__ = ["CompiledCuda", "SharedMemoryError", "compile_cuda"]
+
+
+class SharedMemoryError(BuildError):
+    """A kernel needs more shared memory than its device type has: compile it with smaller tiles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +39,13 @@ class CompiledCuda:
 
 
 def compile_cuda(
-    graph: Graph, flags: HostFlags, device: DeviceType, *, name: str, narrow: bool = False
+    graph: Graph,
+    flags: HostFlags,
+    device: DeviceType,
+    *,
+    name: str,
+    narrow: bool = False,
+    strict: bool = True,
 ) -> CompiledCuda:
     """Compiles a CPU graph for ``device``.
 
@@ -44,9 +55,11 @@ def compile_cuda(
         device: what the kernels are for.
         name: begins the kernels' names.
         narrow: index with 32 bits; the caller vouches that no tensor has more elements than that.
+        strict: fail when Inductor takes something for granted about the sizes.
 
     Raises:
-        BuildError: a kernel needs more shared memory than the device has.
+        SharedMemoryError: a kernel needs more of it than the device has.
+        BuildError: the program would not be right for all the sizes that it is declared for.
     """
     options: dict[str, Any] = {
         **host_options(flags, name),
@@ -54,14 +67,27 @@ def compile_cuda(
         # Defines the kernels while compiling; absent_device sees to it that none is run.
         "triton.autotune_at_compile_time": True,
         "assume_32bit_indexing": narrow,
+        # A rule is evaluated where it is summed: what is realised would be a tensor of all cells.
+        "realize_opcount_threshold": 1 << 20,
+        "realize_reads_threshold": 1 << 20,
+        "realize_acc_reads_threshold": 1 << 20,
+        "split_reductions": False,
     }
     CudaKernelParamCache.cache_clear()
+    known = count_guards(graph)
     moved = to_cuda(graph)
     with vector_instructions(flags):
-        made = torch._inductor.aot_compile(moved.module, moved.args, options=options)
+        made: Any = torch._inductor.aot_compile(moved.module, moved.args, options=options)
     libraries = [Path(str(path)) for path in made if str(path).endswith(".so")]
     if len(libraries) != 1:
         raise BuildError("AOTInductor returned no shared library", expected="one .so", found=repr(made))
+    if strict and (assumed := undeclared_guards(graph, known, narrow=narrow)):
+        raise BuildError(
+            f"{name} would not be right for all the sizes that it is declared for",
+            expected="code for any size",
+            found="; ".join(assumed),
+            remedy="report this spec",
+        )
     elf.strip(libraries[0])
     return CompiledCuda(library=libraries[0], cubins=tuple(_cubins(device)))
 
@@ -76,10 +102,10 @@ def _cubins(device: DeviceType) -> list[cubin.Cubin]:
     for each in found:
         for kernel in each.kernels:
             if kernel.shared_memory > device.shared_memory:
-                raise BuildError(
+                raise SharedMemoryError(
                     f"kernel {kernel.name} needs more shared memory than its device type has",
                     expected=f"at most {device.shared_memory} bytes a block",
                     found=f"{kernel.shared_memory} bytes",
-                    remedy="report this spec; smaller tiles are chosen in aotpack/build/tiles.py",
+                    remedy="report this spec",
                 )
     return found

@@ -1,148 +1,103 @@
-"""The programs of a CUDA variant: flex attention with the mask's rule inside, and the block lists it takes.
-
-``forward`` and ``backward`` come in specialisations, tighter shape classes beside the general one; the
-runtime takes the tightest that fits. They share one ``block_mask`` program.
-"""
+"""The programs of a CUDA variant: flex attention with the mask's rule inside, and its block lists."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.export import Dim
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from aotpack.build.blocks import BLOCK, MASK_TENSORS, classify, inside, lists, mask_arguments, mask_lengths
+from aotpack.build.blocks import (
+    BLOCK,
+    MASK_TENSORS,
+    classify,
+    inside,
+    lists,
+    mask_arguments,
+    mask_lengths,
+)
 from aotpack.build.programs import Program
-from aotpack.masks import Lengths, family_of
+from aotpack.build.specialisations import MAX_BATCH, MAX_LENGTH, Specialisation
+from aotpack.masks import Family, Lengths, family_of
 from aotpack.spec import AttentionSpec, MaskSpec
 
-__all__ = ["SPECIALISATIONS", "Specialisation", "attention_program", "block_mask_program"]
+__all__ = ["attention_program", "block_mask_program"]
 
-# Declared maxima decide the width of indices: Inductor takes 64 bits where they say that a tensor may pass
-# 2**31 elements, and 32 bits where none is declared. Their product must stay below 1e20, which counts as none.
-_BATCH: Final = (1 << 16) - 1
-_LENGTH: Final = 1 << 22
-_INT32: Final = (1 << 31) - 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Specialisation:
-    """A shape class, under the name and with the bounds that the manifest's ``Program`` records."""
-
-    name: str
-    bounds: Mapping[str, int]
-
-    @property
-    def divisor(self) -> int:
-        """What the query and key lengths are multiples of."""
-        return self.bounds.get("divisor", 1)
-
-    @property
-    def narrow(self) -> bool:
-        """Whether 32-bit indices reach every element of every tensor."""
-        return self.bounds.get("max_elements", _INT32 + 1) <= _INT32
-
-
-_ANY: Final = {"max_batch": _BATCH, "max_length": _LENGTH}
-# The tightest first: the runtime takes the first that fits.
-SPECIALISATIONS: Final = (
-    Specialisation(name="div128", bounds={**_ANY, "divisor": BLOCK, "max_elements": _INT32}),
-    Specialisation(name="general", bounds=_ANY),
-)
+_Axes = tuple[str | int, ...]
 
 
 class _FlexAttention(torch.nn.Module):
-    def __init__(self, spec: AttentionSpec, options: Mapping[str, Any]) -> None:
+    def __init__(self, spec: AttentionSpec, names: tuple[str, ...], options: Mapping[str, Any]) -> None:
         super().__init__()
         self.spec = spec
-        self.family = family_of(spec.mask)
+        self.names = names
         # Short queries would otherwise take the flex-decoding kernel, a second code path.
-        self.options = {**options, "FORCE_USE_FLEX_ATTENTION": True}
+        self.options: Any = {**options, "FORCE_USE_FLEX_ATTENTION": True}
 
     def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
-        (q, k, v), lists = args[:3], args[3 : 3 + len(MASK_TENSORS)]
-        named = dict(zip((i.name for i in self.family.inputs), args[3 + len(MASK_TENSORS) :], strict=True))
-        lengths = Lengths(batch=lists[0].shape[0], query=q.shape[2], key=k.shape[2])
-        rule = self.family.rule(self.spec.mask, named, lengths)
+        q, k, v = args[:3]
+        tensors = dict(zip(self.names, args[3:], strict=True))
+        blocks: Any = {name: tensors.pop(name) for name in MASK_TENSORS}
+        lengths = Lengths(batch=blocks["kv_indices"].shape[0], query=q.shape[2], key=k.shape[2])
+        rule = family_of(self.spec.mask).rule(self.spec.mask, tensors, lengths)
         mask = BlockMask(
             seq_lengths=(lengths.query, lengths.key),
-            **dict(zip(MASK_TENSORS, lists, strict=True)),
+            **blocks,
             BLOCK_SIZE=(BLOCK, BLOCK),
             mask_mod=lambda b, h, q_index, kv_index: rule(b, q_index, kv_index),
         )
-        out, lse = flex_attention(
-            q, k, v, block_mask=mask, scale=self.spec.scale, enable_gqa=True, return_lse=True,
+        return flex_attention(
+            q,
+            k,
+            v,
+            block_mask=mask,
+            scale=self.spec.scale,
+            enable_gqa=True,
+            return_lse=True,
             kernel_options=self.options,
-        )  # fmt: skip
-        return out, lse
+        )
 
 
 def attention_program(
     spec: AttentionSpec, specialisation: Specialisation, options: Mapping[str, Any]
 ) -> Program:
-    """Inputs q, k, v, the block lists and the rule's own inputs; outputs out and log-sum-exp.
+    """Inputs q, k, v, the block mask's outputs and the rule's other inputs; outputs out and log-sum-exp.
 
     Args:
         spec: what to compile.
         specialisation: the shapes it is compiled for.
         options: tile sizes, as ``flex_attention``'s ``kernel_options``.
     """
-    family, dims = family_of(spec.mask), _dims(specialisation)
-    sizes = _sizes(spec.mask, specialisation.divisor)
-    dtype = getattr(torch, spec.dtype)
-    args: list[Tensor] = []
-    shapes: list[dict[int, Any]] = []
-
-    def add(axes: tuple[str | int, ...], dtype: torch.dtype) -> None:
-        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in axes]
-        args.append(torch.ones(shape, dtype=dtype))
-        shapes.append({i: dims[axis] for i, axis in enumerate(axes) if isinstance(axis, str)})
-
-    add(("B", spec.heads, "Q", spec.head_dim), dtype)
-    add(("B", spec.kv_heads, "K", spec.head_dim), dtype)
-    add(("B", spec.kv_heads, "K", spec.value_dim), dtype)
-    masks = "B" if family.batched else 1
-    for rows, columns in (("Qb", "Kb"),) * 2 + (("Kb", "Qb"),) * 2:
-        add((masks, 1, rows), torch.int32)
-        add((masks, 1, rows, columns), torch.int32)
-    for given in family.inputs:
-        add(given.dims, given.dtype)
+    family, dtype = family_of(spec.mask), getattr(torch, spec.dtype)
+    passed = [given for given in family.inputs if not given.positions]
+    tensors: dict[str, tuple[_Axes, torch.dtype]] = {
+        "q": (("B", spec.heads, "Q", spec.head_dim), dtype),
+        "k": (("B", spec.kv_heads, "K", spec.head_dim), dtype),
+        "v": (("B", spec.kv_heads, "K", spec.value_dim), dtype),
+        **{f"mask.{name}": (axes, torch.int32) for name, axes in _mask_outputs(family).items()},
+        **{f"input.{given.name}": (given.dims, given.dtype) for given in passed},
+    }
+    sizes, dims = _sizes(spec.mask, specialisation), _dims(specialisation)
+    shapes = [axes for axes, _ in tensors.values()]
     return Program(
-        module=_FlexAttention(spec, options),
-        args=tuple(args),
-        dynamic_shapes=tuple(shapes),
-        inputs=(
-            *("q", "k", "v"),
-            *(f"mask.{name}" for name in MASK_TENSORS),
-            *(f"input.{given.name}" for given in family.inputs),
+        module=_FlexAttention(
+            spec, tuple(name.partition(".")[2] for name in tensors if "." in name), options
         ),
+        # Empty, because nobody reads their values and most of them are large.
+        args=tuple(
+            torch.empty([sizes[axis] if isinstance(axis, str) else axis for axis in axes], dtype=t)
+            for axes, t in tensors.values()
+        ),
+        dynamic_shapes=tuple(
+            {i: dims[axis] for i, axis in enumerate(axes) if isinstance(axis, str) and axis in dims}
+            for axes in shapes
+        ),
+        inputs=tuple(tensors),
         outputs=("out", "lse"),
     )
-
-
-def _sizes(mask: MaskSpec, divisor: int = 1) -> dict[str, int]:
-    """Example sizes of the axes. Those of any length are odd, lest tracing take a divisor for granted."""
-    query, context = (768, 384) if divisor > 1 else (777, 395)
-    anchors = -(-query // (mask.block_size or 1))
-    if divisor == 1 and mask.block_size:
-        query = anchors * mask.block_size
-    key = query + context
-    blocks = {"Qb": -(-query // BLOCK), "Kb": -(-key // BLOCK)}
-    return {"B": 3, "Q": query, "K": key, "N": anchors, "T": context, **blocks}
-
-
-def _dims(specialisation: Specialisation) -> dict[str, Any]:
-    """One symbol for each axis, since each symbol is an argument of each kernel."""
-    blocks = {axis: Dim(axis, min=1, max=_LENGTH // BLOCK) for axis in ("Qb", "Kb")}
-    lengths: dict[str, Any] = {axis: Dim(axis, min=1, max=_LENGTH) for axis in ("Q", "K")}
-    if specialisation.divisor == BLOCK:
-        lengths = {"Q": BLOCK * blocks["Qb"], "K": BLOCK * blocks["Kb"]}
-    others = {axis: Dim(axis, min=1, max=_LENGTH) for axis in ("N", "T")}
-    return {"B": Dim("B", min=1, max=_BATCH), **lengths, **blocks, **others}
 
 
 class _BlockLists(torch.nn.Module):
@@ -153,19 +108,56 @@ class _BlockLists(torch.nn.Module):
 
     def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
         inputs, lengths = mask_lengths(self.family, self.mask, args)
-        rule = inside(self.family.rule(self.mask, inputs, lengths), lengths)
-        return lists(*classify(rule, lengths, torch.int32))
+        positions = {i.name: inputs[i.name].to(torch.int32) for i in self.family.inputs if i.positions}
+        rule = inside(self.family.rule(self.mask, {**inputs, **positions}, lengths), lengths)
+        return (*lists(*classify(rule, lengths, torch.int32)), *positions.values())
 
 
-def block_mask_program(spec: AttentionSpec) -> Program:
-    """Inputs: the family's tensors, then the length carriers; outputs: the block lists."""
-    arguments = mask_arguments(spec.mask, _sizes(spec.mask))
+def block_mask_program(spec: AttentionSpec, specialisation: Specialisation) -> Program:
+    """Inputs: the family's tensors, then the length carriers; outputs: block lists and 32-bit positions."""
+    arguments = mask_arguments(spec.mask, _sizes(spec.mask, specialisation))
     # Not named dimensions: lists of a single block would have to be ruled out, although they come out right.
-    dims = {axis: Dim.DYNAMIC(max=_BATCH if axis == "B" else _LENGTH) for axis in "BNTQK"}
+    dims = {axis: Dim.DYNAMIC(max=MAX_BATCH if axis == "B" else MAX_LENGTH) for axis in "BNTQK"}
     return Program(
         module=_BlockLists(spec.mask),
         args=arguments.tensors,
         dynamic_shapes=tuple({i: dims[axis] for i, axis in enumerate(axes)} for axes in arguments.axes),
         inputs=arguments.names,
-        outputs=MASK_TENSORS,
+        outputs=tuple(_mask_outputs(family_of(spec.mask))),
     )
+
+
+def _mask_outputs(family: Family) -> dict[str, _Axes]:
+    """The block-mask program's outputs with their axes, all int32."""
+    batch = "B" if family.batched else 1
+    row: _Axes = (batch, 1, "Qb")
+    column: _Axes = (batch, 1, "Kb")
+    axes = (row, (*row, "Kb")) * 2 + (column, (*column, "Qb")) * 2
+    positions = {given.name: given.dims for given in family.inputs if given.positions}
+    return {**dict(zip(MASK_TENSORS, axes, strict=True)), **positions}
+
+
+def _sizes(mask: MaskSpec, specialisation: Specialisation) -> dict[str, int]:
+    """Example sizes of the axes. They are a usual step's, which is what reductions are tuned for.
+
+    Where any length will do they are odd, lest tracing take a divisor for granted.
+    """
+    query, context = (8192, 4096) if specialisation.divisor == BLOCK else (8217, 4099)
+    anchors = -(-query // (mask.block_size or 1))
+    if mask.block_size and specialisation.divisor == 1:
+        query = anchors * mask.block_size
+    sizes = {"B": 2, "Q": query, "K": query + context, **specialisation.fixed}
+    blocks = {axis + "b": -(-sizes[axis] // BLOCK) for axis in "QK"}
+    return {**sizes, **blocks, "N": -(-sizes["Q"] // (mask.block_size or 1)), "T": sizes["K"] - sizes["Q"]}
+
+
+def _dims(specialisation: Specialisation) -> dict[str, Any]:
+    """The dynamic axes: one symbol for each, since each symbol is an argument of each kernel."""
+    if specialisation.fixed:
+        return {}
+    dims: dict[str, Any] = {axis: Dim(axis, min=1, max=MAX_LENGTH) for axis in "NT"}
+    for axis in "QK":
+        blocks = Dim(axis + "b", min=1, max=MAX_LENGTH // BLOCK)
+        whole = specialisation.divisor == BLOCK
+        dims |= {axis + "b": blocks, axis: BLOCK * blocks if whole else Dim(axis, min=1, max=MAX_LENGTH)}
+    return {"B": Dim("B", min=1, max=MAX_BATCH), **dims}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from aotpack.build.absent import DEVICES, absent_device
-from aotpack.build.compile_cuda import compile_cuda
+from aotpack.build.absent import DEVICES, absent_device, check_torch
+from aotpack.build.compile_cuda import SharedMemoryError, compile_cuda
 from aotpack.build.export import Graph, differentiate, export
 from aotpack.build.facts import cubin_facts, library_facts
-from aotpack.build.programs_cuda import SPECIALISATIONS, Specialisation, attention_program, block_mask_program
+from aotpack.build.programs_cuda import attention_program, block_mask_program
+from aotpack.build.specialisations import ATTENTION, BLOCK_MASK, Specialisation
+from aotpack.build.tiles import Tiles
 from aotpack.build.toolchain import HOST_FLAGS
 from aotpack.spec import AttentionSpec
 from aotpack.targets import Target
@@ -23,7 +26,12 @@ _Stage = Callable[[str, str], AbstractContextManager[None]]
 
 
 def cuda_programs(
-    name: str, spec: AttentionSpec, target: Target, folder: Path, stage: _Stage
+    name: str,
+    spec: AttentionSpec,
+    target: Target,
+    folder: Path,
+    stage: _Stage,
+    more: Sequence[Specialisation] = (),
 ) -> list[dict[str, Any]]:
     """Compiles a spec's programs; returns their facts.
 
@@ -33,32 +41,57 @@ def cuda_programs(
         target: a CUDA device type.
         folder: of the build; must be on LIBRARY_PATH.
         stage: reports a stage, named by its program, and the spec's name.
+        more: specialisations of attention beside the usual ones, and before them.
     """
-    programs = [_program("block_mask", None, export(block_mask_program(spec)), target, folder, stage, name)]
-    for kind in SPECIALISATIONS:
-        with stage(f"export {kind.name}", name):
-            forward, backward = differentiate(attention_program(spec, kind, {}))
-        for program, graph in (("forward", forward), ("backward", backward)):
-            programs.append(_program(program, kind, graph, target, folder, stage, name))
+    check_torch()
+    compiler = _Compiler(target, folder)
+    with stage("block_mask", name):
+        programs = [compiler.program("block_mask", BLOCK_MASK, export(block_mask_program(spec, BLOCK_MASK)))]
+    for kind in (*more, *ATTENTION):
+        programs += _attention(name, spec, kind, compiler, stage)
     return programs
 
 
-def _program(
-    program: str,
-    kind: Specialisation | None,
-    graph: Graph,
-    target: Target,
-    folder: Path,
-    stage: _Stage,
-    spec: str,
-) -> dict[str, Any]:
-    flags = HOST_FLAGS["aarch64" if platform.machine() == "aarch64" else "x86_64-v3"]
-    assert target.capability is not None
-    device = DEVICES[target.capability]
-    label = program if kind is None else f"{program}_{kind.name}"
-    with stage(label, spec), absent_device(device, folder):
-        made = compile_cuda(graph, flags, device, name=label, narrow=kind is not None and kind.narrow)
-        facts = library_facts(program, graph, made.library, flags) | cubin_facts(made.cubins)
-    if kind is not None:
-        facts |= {"specialisation": kind.name, "bounds": dict(kind.bounds)}
-    return facts
+def _attention(
+    name: str, spec: AttentionSpec, kind: Specialisation, compiler: _Compiler, stage: _Stage
+) -> list[dict[str, Any]]:
+    tiles = Tiles()
+    while True:
+        with stage(f"export {kind.name}", name):
+            graphs = differentiate(attention_program(spec, kind, tiles.options))
+        made = []
+        for program, graph in zip(("forward", "backward"), graphs, strict=True):
+            try:
+                with stage(f"{program} {kind.name}", name):
+                    made.append(compiler.program(program, kind, graph))
+            except SharedMemoryError:
+                smaller = tiles.smaller(program)
+                if smaller is None:
+                    raise
+                tiles = smaller
+                break
+        else:
+            return made
+
+
+class _Compiler:
+    def __init__(self, target: Target, folder: Path) -> None:
+        assert target.capability is not None
+        self._device, self._folder = DEVICES[target.capability], folder
+        self._flags = HOST_FLAGS["aarch64" if platform.machine() == "aarch64" else "x86_64-v3"]
+
+    def program(self, name: str, kind: Specialisation, graph: Graph) -> dict[str, Any]:
+        """Compiles one program; returns its facts."""
+        label = re.sub(r"\W", "_", f"{name}_{kind.name}")
+        with absent_device(self._device, self._folder):
+            # Block lists are tuned for more than one block and right for one; see block_mask_program.
+            strict = name != "block_mask"
+            made = compile_cuda(
+                graph, self._flags, self._device, name=label, narrow=kind.narrow, strict=strict
+            )
+        return {
+            **library_facts(name, graph, made.library, self._flags),
+            **cubin_facts(made.cubins),
+            "specialisation": kind.name,
+            "bounds": dict(kind.bounds),
+        }
