@@ -334,7 +334,7 @@ def _headers() -> tuple[Path, Path]:
         raise HostError(
             "building for CUDA devices needs headers that are not installed",
             expected="nv/target of the package nvidia-cuda-cccl",
-            remedy="pip install aotpack[cuda]",
+            remedy="pip install 'aotpack[cuda]'",
         )
     return packages / "triton" / "backends" / "nvidia" / "include", target.parent.parent
 

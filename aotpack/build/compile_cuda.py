@@ -6,6 +6,7 @@ Runs inside ``absent_device``. Tried with torch 2.14.1: ``aot_compile`` with the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from aotpack.build.move import to_cuda
 from aotpack.build.toolchain import HostFlags
 from aotpack.errors import BuildError
 
-__all__ = ["CompiledCuda", "SharedMemoryError", "compile_cuda"]
+__all__ = ["CompiledCuda", "SharedMemoryError", "check_shared_memory", "compile_cuda"]
 
 
 class SharedMemoryError(BuildError):
@@ -89,17 +90,23 @@ def compile_cuda(
             remedy="report this spec",
         )
     elf.strip(libraries[0])
-    return CompiledCuda(library=libraries[0], cubins=tuple(_cubins(device)))
+    cubins = _cubins()
+    check_shared_memory(cubins, device)
+    return CompiledCuda(library=libraries[0], cubins=cubins)
 
 
-def _cubins(device: DeviceType) -> list[cubin.Cubin]:
-    found = [
+def _cubins() -> tuple[cubin.Cubin, ...]:
+    return tuple(
         cubin.read(
             Path(saved["runtime_bin_path"]), ptx=saved["ptx"], dynamic_shared_memory=saved["shared_mem"]
         )
         for saved in CudaKernelParamCache.cache.values()
-    ]
-    for each in found:
+    )
+
+
+def check_shared_memory(cubins: Iterable[cubin.Cubin], device: DeviceType) -> None:
+    """Raises ``SharedMemoryError`` for the first kernel that needs more than a block may have."""
+    for each in cubins:
         for kernel in each.kernels:
             if kernel.shared_memory > device.shared_memory:
                 raise SharedMemoryError(
@@ -108,4 +115,3 @@ def _cubins(device: DeviceType) -> list[cubin.Cubin]:
                     found=f"{kernel.shared_memory} bytes",
                     remedy="report this spec",
                 )
-    return found

@@ -116,7 +116,8 @@ class _BlockLists(torch.nn.Module):
 def block_mask_program(spec: AttentionSpec, specialisation: Specialisation) -> Program:
     """Inputs: the family's tensors, then the length carriers; outputs: block lists and 32-bit positions."""
     arguments = mask_arguments(spec.mask, _sizes(spec.mask, specialisation))
-    # Not named dimensions: lists of a single block would have to be ruled out, although they come out right.
+    # Not named dimensions: tracing notes whether each tensor is contiguous, and then the lists of a single
+    # block would have to be ruled out, although they come out right.
     dims = {axis: Dim.DYNAMIC(max=MAX_BATCH if axis == "B" else MAX_LENGTH) for axis in "BNTQK"}
     return Program(
         module=_BlockLists(spec.mask),

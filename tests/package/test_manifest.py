@@ -57,6 +57,16 @@ def test_absent_facts_are_left_out_and_read_as_none(table):
     assert (variant.requires.cuda, variant.requires.glibc, variant.vectors) == (None, None, None)
 
 
+def test_bounds_and_ptx_are_kept_and_left_out_where_there_are_none(table):
+    program, cuda = table["variants"][1]["programs"][0], table["variants"][1]["requires"]["cuda"]
+    assert "bounds" not in program
+    program["bounds"], cuda["ptx"] = {"divisor": 128, "max_batch": 65535}, "8.8"
+    manifest = Manifest.from_dict(table)
+    assert dict(manifest.variants[1].programs[0].bounds) == {"divisor": 128, "max_batch": 65535}
+    assert manifest.variants[1].requires.cuda.ptx == "8.8"
+    assert manifest.to_dict() == table
+
+
 COUNT = "an integer from 1 to 2147483648"
 SIZE = "an integer from 0 to 4611686018427387904"
 KEY = f"a key that is {NAME}"
@@ -113,6 +123,8 @@ def test_error_carries_the_path_of_the_field(table, name, value, expected):
          "variants[1].programs[0].kernels.../evil", KEY),
         (lambda t: t["variants"][1]["programs"][0]["kernels"].update({".": "a" * 64}),
          "variants[1].programs[0].kernels..", KEY),
+        (lambda t: t["variants"][1]["programs"][0].update(bounds={"divisor": 0}),
+         "variants[1].programs[0].bounds.divisor", "an integer from 1 to 4611686018427387904"),
         (lambda t: t["specs"].update({"a b": {}}), "specs.a b", KEY),
         (lambda t: t["specs"]["full"].update(digest="b" * 64), "specs.full.digest",
          "the spec's own digest e399a0811e9fd31118d96e9beff50668e4377b3c264e366e5118371765803457"),

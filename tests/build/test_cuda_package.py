@@ -1,0 +1,174 @@
+"""A CUDA package built without a GPU, down to its cubins."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from aotpack.build import absent, build, elf
+from aotpack.build.absent import DEVICES, DRIVER_SYMBOLS
+from aotpack.errors import NoVariantError
+from aotpack.package import Manifest, Package, Variant
+from aotpack.spec import AttentionSpec, MaskSpec
+from aotpack.targets import CudaDevice, HostFacts, Reason, match
+
+SPEC = AttentionSpec(
+    heads=4, kv_heads=2, head_dim=64, dtype="bfloat16", mask=MaskSpec(family="dflash", block_size=16)
+)
+SHAPE = (1, 512, 1024)
+
+pytestmark = pytest.mark.skipif(
+    torch.__version__.partition("+")[0] not in absent.TRIED or torch.version.cuda is None,
+    reason="building for CUDA needs the wheel of torch 2.14.1 for CUDA",
+)
+
+
+@pytest.fixture(scope="module")
+def hopper(built: Path) -> Path:
+    path = built / "sm90.aotpack"
+    if not path.exists():
+        build({"full": SPEC}, ["cuda-sm90"], path, shapes=[SHAPE])
+    return path
+
+
+@pytest.fixture(scope="module")
+def manifest(hopper: Path) -> Manifest:
+    with Package.open(hopper) as package:
+        return package.manifest
+
+
+@pytest.fixture(scope="module")
+def variant(manifest: Manifest) -> Variant:
+    (variant,) = manifest.variants
+    return variant
+
+
+@pytest.fixture(scope="module")
+def libraries(hopper: Path, variant: Variant, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("libraries")
+    paths = []
+    with Package.open(hopper) as package:
+        for program in variant.programs:
+            paths.append(folder / f"{program.name}.{program.specialisation}.so")
+            paths[-1].write_bytes(package.read_blob(program.library))
+    return paths
+
+
+def test_attention_comes_in_specialisations_the_tightest_first(variant: Variant) -> None:
+    anything = {"max_batch": 65535, "max_length": 1 << 22}
+    narrow = {**anything, "max_elements": (1 << 31) - 1}
+    expected = [
+        ("b1.q512.k1024", {"batch": 1, "query": 512, "key": 1024, "max_elements": (1 << 31) - 1}),
+        ("div128", {**narrow, "divisor": 128}),
+        ("int32", narrow),
+        ("general", anything),
+    ]
+    for name in ("forward", "backward"):
+        programs = [p for p in variant.programs if p.name == name]
+        assert [(p.specialisation, dict(p.bounds)) for p in programs] == expected
+    assert [(p.specialisation, dict(p.bounds)) for p in variant.programs if p.name == "block_mask"] == [
+        ("general", narrow)
+    ]
+
+
+def test_cubins_are_for_the_target_and_fit_its_shared_memory(variant: Variant) -> None:
+    cuda = variant.requires.cuda
+    assert cuda is not None
+    assert (cuda.capability, cuda.driver) == ("9.0a", "525")
+    assert re.fullmatch(r"8\.\d", cuda.ptx or "")
+    assert sum("flex_attention" in kernel.name for kernel in cuda.kernels) >= 8
+    for kernel in cuda.kernels:
+        assert kernel.shared_memory <= DEVICES[9, 0].shared_memory
+        assert 0 < (kernel.registers or 0) <= 255
+        assert kernel.spills is not None
+
+
+def test_each_program_lists_the_cubins_that_it_loads(hopper: Path, variant: Variant) -> None:
+    with Package.open(hopper) as package:
+        for program in variant.programs:
+            library = package.read_blob(program.library)
+            assert program.kernels
+            for name, key in program.kernels:
+                assert name.encode() in library
+                assert package.read_blob(key).startswith(b"\x7fELF")
+
+
+def test_libraries_need_the_driver_and_define_nothing_of_it(libraries: list[Path]) -> None:
+    for library in libraries:
+        assert "libcuda.so.1" in elf.needed(library)
+        assert not {"libcudart.so.13", "libnvrtc.so.13"} & set(elf.needed(library))
+        assert "cuLaunchKernel" in elf.imported_symbols(library)
+        defined = {
+            line.split()[-1] for line in elf._run("nm", "-D", "--defined-only", str(library)).splitlines()
+        }
+        assert not defined & set(DRIVER_SYMBOLS)
+        called = {name for name in elf.imported_symbols(library) if re.match(r"cu[A-Z]", name)}
+        assert called <= set(DRIVER_SYMBOLS)
+
+
+def test_host_code_is_portable_stripped_and_names_no_path(libraries: list[Path], variant: Variant) -> None:
+    assert variant.requires.instruction_set in ("x86_64-v3", "aarch64")
+    for library in libraries:
+        assert not elf.uses_zmm(library)
+        assert ".symtab" not in elf._run("readelf", "-SW", str(library))
+        assert b"/tmp" not in library.read_bytes()
+        assert b"aotpack-build-" not in library.read_bytes()
+
+
+def test_provenance_names_the_compilers(manifest: Manifest) -> None:
+    assert {"torch", "triton", "compiler", "aotpack", "python"} <= set(manifest.provenance)
+
+
+def test_building_replaces_nothing_in_the_callers_process(hopper: Path) -> None:
+    assert "absent" not in torch.cuda.is_available.__module__
+    for row in absent._replacements(DEVICES[9, 0]):
+        found = vars(absent._find(row.owner)).get(row.name)
+        assert getattr(found, "__module__", None) != "aotpack.build.absent"
+
+
+def host(capability: tuple[int, int], shared_memory: int, driver: str | None = "580.95.05") -> HostFacts:
+    device = CudaDevice(name="GPU", capability=capability, shared_memory=shared_memory, driver=driver)
+    return HostFacts(machine="x86_64", instruction_set="x86_64-v4", glibc="2.39", cuda_devices=(device,))
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [
+        (host((9, 0), 232448), Reason.ACCEPTED),
+        (host((9, 0), 232448, "520.1"), Reason.DRIVER),
+        (host((9, 0), 49152), Reason.SHARED_MEMORY),
+        (host((8, 0), 166912), Reason.CAPABILITY),
+        (host((10, 0), 232448), Reason.CAPABILITY),
+    ],
+)
+def test_only_a_fitting_machine_takes_it(variant: Variant, facts: HostFacts, code: Reason) -> None:
+    if variant.requires.instruction_set == "aarch64":
+        pytest.skip("the made-up machines are x86_64")
+    assert match(variant.requires, variant.target, facts, "cuda:0").code == code
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_loading_without_a_gpu_names_the_variant(hopper: Path) -> None:
+    import aotpack
+
+    with pytest.raises(NoVariantError, match="cuda-sm90: built for cuda, and cpu was asked for"):
+        aotpack.load(hopper, device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_every_device_type_builds_and_a_second_build_is_the_same(built: Path) -> None:
+    names = ["cuda-sm80", "cuda-sm86", "cuda-sm89", "cuda-sm100", "cuda-sm120"]
+    variants = variants_of(names, built / "all.aotpack")
+    found = {v.target: v.requires.cuda.capability for v in variants if v.requires.cuda}
+    assert found == dict(zip(names, ["8.0", "8.6", "8.9", "10.0a", "12.0a"], strict=True))
+    assert variants_of(names[:1], built / "again.aotpack") == variants[:1]
+
+
+def variants_of(targets: list[str], path: Path) -> tuple[Variant, ...]:
+    build({"full": SPEC}, targets, path)
+    with Package.open(path) as package:
+        return package.manifest.variants
