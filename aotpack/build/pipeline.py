@@ -131,13 +131,24 @@ def _check(specs: Mapping[str, AttentionSpec], targets: Sequence[Target], path: 
                 f"target {target} cannot be built on a {platform.machine()} machine",
                 remedy=f"build it on a machine of type {target.arch.partition('-')[0]}",
             )
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    if reason := _unwritable(path):
         raise OutputError(
             f"{path} cannot be written",
             expected="a file in a folder that exists and is writable",
-            found="a folder" if path.is_dir() else f"folder {path.parent}",
+            found=reason,
             remedy="choose another path with -o",
         )
+
+
+def _unwritable(path: Path) -> str | None:
+    if path.is_dir():
+        return "a folder"
+    try:
+        # Permissions alone do not tell: a file system may be read-only or full.
+        with tempfile.TemporaryFile(dir=path.parent):
+            return None
+    except OSError as error:
+        return f"folder {path.parent}: {error.strerror}"
 
 
 def _run_worker(

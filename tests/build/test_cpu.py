@@ -85,7 +85,7 @@ def test_refusals_come_before_any_compilation(tmp_path: Path) -> None:
         build({}, ["cpu"], out)
     with pytest.raises(InputError, match="cannot be a spec's name"):
         build({"../full": SPEC}, ["cpu"], out)
-    for unwritable in (tmp_path, tmp_path / "none" / "x.aotpack"):
+    for unwritable in (tmp_path, tmp_path / "none" / "x.aotpack", Path("/proc/x.aotpack")):
         with pytest.raises(OutputError, match="cannot be written"):
             build({"full": SPEC}, ["cpu"], unwritable)
     assert list(tmp_path.iterdir()) == []
