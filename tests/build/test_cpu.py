@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import aotpack
 from aotpack.build import build, elf
 from aotpack.drafter import specs_from_config
-from aotpack.errors import InputError, OutputError, SpecError, TargetError
+from aotpack.errors import InputError, NoVariantError, OutputError, SpecError, TargetError
 from aotpack.package import Package
+from aotpack.runtime.host import host_facts
+from aotpack.runtime.selftest import self_test
 from aotpack.spec import AttentionSpec, MaskSpec
 from tests.conftest import EXAMPLES, MASKS
 
@@ -107,3 +110,19 @@ def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         build({"full": SPEC}, ["cpu"], tmp_path / "x.aotpack")
     assert type(error.value).__name__ == "HostError"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_wide_code_is_a_choice(tmp_path: Path) -> None:
+    path = build({"full": SPEC}, ["cpu-x86_64-v4"], tmp_path / "v4.aotpack").path
+    library = tmp_path / "forward.so"
+    with Package.open(path) as package:
+        program = package.manifest.variants[0].program("forward")
+        assert program is not None
+        library.write_bytes(package.read_blob(program.library))
+    assert elf.uses_zmm(library)
+    if host_facts().instruction_set == "x86_64-v4":
+        assert self_test(path).passed
+    else:
+        with pytest.raises(NoVariantError, match="instruction-set"):
+            aotpack.load(path)

@@ -7,6 +7,7 @@
 // tiles [P,128,128] bool: the cells of the partial blocks; tile_ids [Bm,1,Qblocks,KVblocks] int32.
 // All tensors are contiguous. Every loop order is fixed, so results do not depend on the thread count.
 
+#include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
