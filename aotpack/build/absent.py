@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,26 +22,13 @@ from typing import Any, Final
 
 import torch
 
-from aotpack.build.toolchain import compiler
+from aotpack.build.cuda_toolkit import make_toolkit
 from aotpack.errors import HostError
 
-__all__ = ["DEVICES", "DRIVER_SYMBOLS", "TRIED", "DeviceType", "absent_device", "check_torch"]
+__all__ = ["DEVICES", "TRIED", "DeviceType", "absent_device", "check_torch"]
 
 TRIED: Final = ("2.14.1",)
 
-# The driver functions that AOTInductor's host code may call. The stub must define each one that is called, or
-# the linker drops libcuda from the library's needs, and it fails on the node with an undefined symbol.
-DRIVER_SYMBOLS: Final = (
-    "cuDeviceGet",
-    "cuFuncSetAttribute",
-    "cuGetErrorString",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cuModuleGetFunction",
-    "cuModuleLoad",
-    "cuModuleLoadData",
-    "cuModuleUnload",
-)
 _MISSING: Final = object()
 
 
@@ -109,7 +94,7 @@ def absent_device(device: DeviceType, folder: Path) -> Iterator[None]:
 
     Args:
         device: what to stand in for.
-        folder: gets a libcuda to link with; it must be on LIBRARY_PATH.
+        folder: for what the compiler is given in a CUDA toolkit's place.
 
     Raises:
         HostError: this torch was not tried, or the CUDA headers are missing.
@@ -117,20 +102,30 @@ def absent_device(device: DeviceType, folder: Path) -> Iterator[None]:
     check_torch()
     from triton.runtime import driver
 
-    _driver_stub(folder)
+    toolkit = make_toolkit(folder)
     active = driver._active
     with contextlib.ExitStack() as undo:
         undo.callback(setattr, driver, "_active", active)
         driver.set_active(_Driver(device))
-        undo.enter_context(_variable("CPATH", os.pathsep.join(map(str, _headers()))))
-        for replacement in _replacements(device):
+        for replacement in _replacements(device, toolkit):
             undo.enter_context(replacement.made())
+        _forget_devices()
+        undo.callback(_forget_devices)
         yield
+
+
+def _forget_devices() -> None:
+    # Properties are asked once a process, and would outlive the device.
+    from torch._dynamo import device_interface
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    DeviceProperties.create.cache_clear()
+    device_interface.caching_worker_device_properties.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class _Replacement:
-    """One function of torch that would need the device. ``reason`` is what it is asked for."""
+    """Something of torch that would need the device. ``reason`` is what it is asked for."""
 
     owner: str
     name: str
@@ -158,11 +153,12 @@ def _find(path: str) -> Any:
     return getattr(found, name) if name else found
 
 
-def _replacements(device: DeviceType) -> tuple[_Replacement, ...]:
+def _replacements(device: DeviceType, toolkit: Path) -> tuple[_Replacement, ...]:
     properties = _properties(device)
     return tuple(
         _Replacement(*row)
         for row in (
+            ("torch.utils.cpp_extension", "CUDA_HOME", str(toolkit), "headers, and a libcuda to link with"),
             # torch.cuda's own functions stay; these are what they ask.
             ("torch.cuda", "_lazy_init", _nothing, "starts the driver"),
             ("torch.cuda", "_device_count_nvml", lambda: 1, "how many devices the driver sees"),
@@ -309,50 +305,3 @@ class _Launcher:
 def _define_kernels(wrapper: Any) -> None:
     wrapper.kernel_autotune_defs.splice("async_compile.wait(globals())\ndel async_compile\n")
     exec(wrapper.kernel_autotune_defs.getvalue(), {})  # noqa: S102 - Inductor's own way to compile its kernels
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    found = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if found is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = found
-
-
-def _headers() -> tuple[Path, Path]:
-    """Include folders that have the CUDA headers: triton's, and ``<nv/target>`` of nvidia-cuda-cccl."""
-    import triton
-
-    packages = Path(triton.__file__).parent.parent
-    target = next((packages / "nvidia").glob("cu*/include/nv/target"), None)
-    if target is None:
-        raise HostError(
-            "building for CUDA devices needs headers that are not installed",
-            expected="nv/target of the package nvidia-cuda-cccl",
-            remedy="pip install 'aotpack[cuda]'",
-        )
-    return packages / "triton" / "backends" / "nvidia" / "include", target.parent.parent
-
-
-def _driver_stub(folder: Path) -> None:
-    source = "".join(f"int {name}(void) {{ return 0; }}\n" for name in DRIVER_SYMBOLS)
-    subprocess.run(
-        [
-            compiler(),
-            "-shared",
-            "-fPIC",
-            "-Wl,-soname,libcuda.so.1",
-            "-o",
-            str(folder / "libcuda.so"),
-            "-xc",
-            "-",
-        ],
-        input=source.encode(),
-        check=True,
-        capture_output=True,
-    )

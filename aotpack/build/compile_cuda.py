@@ -91,6 +91,7 @@ def compile_cuda(
         )
     elf.strip(libraries[0])
     cubins = _cubins()
+    _check_capability(cubins, device)
     check_shared_memory(cubins, device)
     return CompiledCuda(library=libraries[0], cubins=cubins)
 
@@ -102,6 +103,18 @@ def _cubins() -> tuple[cubin.Cubin, ...]:
         )
         for saved in CudaKernelParamCache.cache.values()
     )
+
+
+def _check_capability(cubins: Iterable[cubin.Cubin], device: DeviceType) -> None:
+    wanted = ".".join(map(str, device.capability))
+    for each in cubins:
+        if each.capability.rstrip("af") != wanted:
+            raise BuildError(
+                f"{each.path.name} was compiled for another device type",
+                expected=wanted,
+                found=each.capability,
+                remedy="report this",
+            )
 
 
 def check_shared_memory(cubins: Iterable[cubin.Cubin], device: DeviceType) -> None:

@@ -46,7 +46,7 @@ def read(path: Path, *, ptx: str, dynamic_shared_memory: int) -> Cubin:
         HostError: triton lacks cuobjdump.
         BuildError: the file is no cubin.
     """
-    header = re.search(r"sm=(\d+)(\d)([af]?), toolkit=(\d+)(\d),", _cuobjdump("-elf", path))
+    header = re.search(r"sm=(\d+)(\d)([af]?), toolkit=(\d\d)\.?(\d+),", _cuobjdump("-elf", path))
     usage = re.findall(
         r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", _cuobjdump("-res-usage", path)
     )

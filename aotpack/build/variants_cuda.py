@@ -39,7 +39,7 @@ def cuda_programs(
         name: of the spec, for progress.
         spec: what to compile.
         target: a CUDA device type.
-        folder: of the build; must be on LIBRARY_PATH.
+        folder: of the build.
         stage: reports a stage, named by its program, and the spec's name.
         more: specialisations of attention beside the usual ones, and before them.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 import torch
 
 from aotpack.build import absent, compile_cuda, elf
-from aotpack.build.absent import DEVICES, DRIVER_SYMBOLS, DeviceType, absent_device
+from aotpack.build.absent import DEVICES, DeviceType, absent_device
 from aotpack.build.compile_cuda import SharedMemoryError
 from aotpack.build.cubin import Cubin
+from aotpack.build.cuda_toolkit import DRIVER_SYMBOLS
 from aotpack.errors import HostError
 from aotpack.targets import Kernel, Target
 
@@ -28,15 +28,17 @@ def asked() -> list[Any]:
     """What torch and triton answer from, without asking a device."""
     from triton.runtime import driver
 
-    replaced = [(row.owner, row.name) for row in absent._replacements(HOPPER)]
-    found = [vars(absent._find(owner)).get(name) for owner, name in replaced]
-    return [*found, driver._active, os.environ.get("CPATH")]
+    replaced = [(row.owner, row.name) for row in absent._replacements(HOPPER, Path())]
+    return [*(vars(absent._find(owner)).get(name) for owner, name in replaced), driver._active]
 
 
 @needs_cuda_wheel
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda device: f"sm{device.number}")
 def test_inside_torch_sees_the_device(device: DeviceType, tmp_path: Path) -> None:
+    from torch._inductor.runtime.hints import DeviceProperties
+
     with absent_device(device, tmp_path):
+        assert DeviceProperties.create(torch.device("cuda", 0)).cc == device.number
         assert torch.cuda.is_available()
         assert torch.cuda.device_count() == 1
         assert torch.cuda.get_device_capability() == device.capability
@@ -61,7 +63,7 @@ def test_a_failure_inside_undoes_everything_too(tmp_path: Path) -> None:
 
 @needs_cuda_wheel
 def test_what_is_replaced_is_there() -> None:
-    for row in absent._replacements(HOPPER):
+    for row in absent._replacements(HOPPER, Path()):
         # torch makes this one when it starts the driver.
         if row.name != "_get_device_properties":
             assert row.name in vars(absent._find(row.owner)), f"{row.owner} has no {row.name}"
@@ -72,9 +74,9 @@ def test_what_is_replaced_is_there() -> None:
 def test_the_driver_to_link_with_has_its_soname_and_defines_what_is_called(tmp_path: Path) -> None:
     with absent_device(HOPPER, tmp_path):
         pass
-    text = elf._run("readelf", "-dW", str(tmp_path / "libcuda.so"))
+    text = elf._run("readelf", "-dW", str(tmp_path / "cuda" / "lib64" / "libcuda.so"))
     assert "Library soname: [libcuda.so.1]" in text
-    defined = elf._run("nm", "-D", "--defined-only", str(tmp_path / "libcuda.so"))
+    defined = elf._run("nm", "-D", "--defined-only", str(tmp_path / "cuda" / "lib64" / "libcuda.so"))
     assert {line.split()[-1] for line in defined.splitlines()} >= set(DRIVER_SYMBOLS)
 
 

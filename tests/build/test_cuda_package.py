@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from aotpack.build import absent, build, elf
-from aotpack.build.absent import DEVICES, DRIVER_SYMBOLS
+from aotpack.build.absent import DEVICES
+from aotpack.build.cuda_toolkit import DRIVER_SYMBOLS
 from aotpack.errors import NoVariantError
 from aotpack.package import Manifest, Package, Variant
 from aotpack.spec import AttentionSpec, MaskSpec
@@ -30,7 +32,11 @@ pytestmark = pytest.mark.skipif(
 def hopper(built: Path) -> Path:
     path = built / "sm90.aotpack"
     if not path.exists():
-        build({"full": SPEC}, ["cuda-sm90"], path, shapes=[SHAPE])
+        with pytest.MonkeyPatch.context() as patch:
+            folders = os.environ["PATH"].split(os.pathsep)
+            patch.setenv("PATH", os.pathsep.join(f for f in folders if not (Path(f) / "nvcc").exists()))
+            patch.delenv("CUDA_HOME", raising=False)
+            build({"full": SPEC}, ["cuda-sm90"], path, shapes=[SHAPE])
     return path
 
 
@@ -124,7 +130,7 @@ def test_provenance_names_the_compilers(manifest: Manifest) -> None:
 
 def test_building_replaces_nothing_in_the_callers_process(hopper: Path) -> None:
     assert "absent" not in torch.cuda.is_available.__module__
-    for row in absent._replacements(DEVICES[9, 0]):
+    for row in absent._replacements(DEVICES[9, 0], Path()):
         found = vars(absent._find(row.owner)).get(row.name)
         assert getattr(found, "__module__", None) != "aotpack.build.absent"
 
