@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AotpackError", "Attention", "AttentionSpec", "BlockMask", "MaskSpec", "Pack", "Target", "load"]
 
+__version__ = "0.1.0"
+
 _RUNTIME = ("Attention", "BlockMask", "Pack", "load")
 
 

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,7 +109,7 @@ def build(
         calling_convention=CALLING_CONVENTION,
         specs=dict(specs),
         variants=tuple(variants),
-        provenance={"aotpack": version("aotpack"), "python": platform.python_version(), **provenance},
+        provenance={"aotpack": aotpack.__version__, "python": platform.python_version(), **provenance},
     )
     digest = write_package(path, manifest, blobs)
     seconds = time.perf_counter() - start
@@ -292,17 +291,20 @@ def _requirements(programs: Sequence[Mapping[str, Any]]) -> Requirements:
         libstdcxx=highest("libstdcxx"),
         needed=tuple(sorted({n for p in programs for n in p["needed"]})),
         torch_symbols=tuple(sorted({s for p in programs for s in p["torch_symbols"]})),
-        cuda=_cuda_requirements(cubins) if cubins else None,
+        cuda=_cuda_requirements(cubins, programs) if cubins else None,
     )
 
 
-def _cuda_requirements(cubins: Sequence[Mapping[str, Any]]) -> CudaRequirements:
+def _cuda_requirements(
+    cubins: Sequence[Mapping[str, Any]], programs: Sequence[Mapping[str, Any]]
+) -> CudaRequirements:
     (capability,) = {cubin["capability"] for cubin in cubins}
     return CudaRequirements(
         capability=capability,
         kernels=tuple(Kernel(**kernel) for cubin in cubins for kernel in cubin["kernels"]),
         driver=driver_floor(_highest(cubin["toolkit"] for cubin in cubins)),
         ptx=_highest(cubin["ptx"] for cubin in cubins),
+        symbols=tuple(sorted({s for p in programs for s in p["cuda_symbols"]})),
     )
 
 

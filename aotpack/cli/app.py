@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import click
 
+import aotpack
 from aotpack.cli.commands.bench import bench
 from aotpack.cli.commands.build import build
 from aotpack.cli.commands.demo import demo
@@ -24,7 +23,7 @@ Exit codes: 0 done, 1 internal error, 2 usage, 3 no variant for this machine,
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
-@click.version_option(version("aotpack"), message="aotpack %(version)s")
+@click.version_option(aotpack.__version__, message="aotpack %(version)s")
 def app() -> None:
     """Compile a drafter's attention once per device type; train with it anywhere."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +44,7 @@ class CompiledPrograms:
             for kind in kinds
         ]
         self._passed = self._kinds[0].passed
-        self._stream = _stream_of(device)
+        self._device = device
 
     def block_mask(self, tensors: Sequence[Tensor], lengths: Lengths) -> list[Tensor]:
         """The tensors of forward's mask from the rule's inputs and the length carriers."""
@@ -52,12 +52,12 @@ class CompiledPrograms:
         sizes = Sizes(lengths.batch, lengths.query, lengths.key, blocks)
         if not fits(self._mask_bounds, sizes):
             raise _too_large([self._mask_bounds], sizes)
-        found = self._block_mask(tensors, self._stream())
+        found = self._run(self._block_mask, tensors)
         return [*found, *(tensors[place] for place in self._passed)]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
         """out [B,H,Q,Dv] and lse [B,H,Q]."""
-        out, lse = self._kind(q, k, v, mask).forward([q, k, v, *mask], self._stream())
+        out, lse = self._run(self._kind(q, k, v, mask).forward, [q, k, v, *mask])
         return out, lse
 
     def backward(
@@ -74,8 +74,15 @@ class CompiledPrograms:
         """dq, dk and dv, shaped as q, k and v."""
         known = [q, k, v, *mask, out, lse, grad_out, grad_lse]
         kind = self._kind(q, k, v, mask)
-        dq, dk, dv = kind.backward([known[place] for place in kind.backward_order], self._stream())
+        dq, dk, dv = self._run(kind.backward, [known[place] for place in kind.backward_order])
         return dq, dk, dv
+
+    def _run(self, library: Library, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if self._device.type == "cpu":
+            return library(tensors)
+        # AOTInductor makes its events on the current device and records them on the caller's stream.
+        with torch.cuda.device(self._device):
+            return library(tensors, torch.cuda.current_stream().cuda_stream)
 
     def _kind(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> _Kind:
         if len(self._kinds) == 1 and not self._kinds[0].bounds:
@@ -159,9 +166,3 @@ def _too_large(bounds: Sequence[Mapping[str, int]], sizes: Sizes) -> InputError:
         found=sizes,
         remedy="split the batch, or build the package for these lengths",
     )
-
-
-def _stream_of(device: torch.device) -> Callable[[], int | None]:
-    if device.type == "cpu":
-        return lambda: None
-    return lambda: torch.cuda.current_stream(device).cuda_stream
