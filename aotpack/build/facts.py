@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def library_facts(program: str, graph: Graph, library: Path, flags: HostFlags) -
         "libstdcxx": elf.symbol_version(library, "GLIBCXX"),
         "needed": elf.needed(library),
         "torch_symbols": [s for s in symbols if s.startswith(("aoti_torch_", "torch_"))],
+        "cuda_symbols": [s for s in symbols if re.match("cu(da)?[A-Z]", s)],
     }
 
 

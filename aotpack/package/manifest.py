@@ -192,6 +192,8 @@ def _variant_dict(variant: Variant) -> dict[str, Any]:
     requires = _present(variant.requires)
     if (cuda := variant.requires.cuda) is not None:
         requires["cuda"] = {**_present(cuda), "kernels": [_present(kernel) for kernel in cuda.kernels]}
+        if not cuda.symbols:
+            del requires["cuda"]["symbols"]
     programs = [_program_dict(program) for program in variant.programs]
     tolerance = dict(variant.tolerance)
     return {**_present(variant), "programs": programs, "requires": requires, "tolerance": tolerance}
@@ -327,6 +329,7 @@ def _cuda(table: Fields) -> CudaRequirements:
         kernels=tuple(_kernel(kernel) for kernel in table.tables("kernels")),
         driver=table.optional_text("driver", _VERSION),
         ptx=table.optional_text("ptx", _VERSION),
+        symbols=table.texts("symbols", _SYMBOL) if "symbols" in table else (),
     )
     table.finish()
     return cuda

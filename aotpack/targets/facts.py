@@ -53,6 +53,7 @@ class CudaRequirements:
         capability: that they were compiled for, ``"9.0"``; ``"9.0a"`` runs on 9.0 only.
         kernels: one entry for each kernel.
         driver: lowest driver version that loads them, ``"525"``; see ``driver_floor``.
+        symbols: CUDA functions that the host code imports, ``"cuLaunchKernel"``, for people only.
         ptx: version of the PTX that they were made from, ``"8.7"``, for people only: none of it is kept.
     """
 
@@ -60,6 +61,7 @@ class CudaRequirements:
     kernels: tuple[Kernel, ...] = ()
     driver: str | None = None
     ptx: str | None = None
+    symbols: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,6 +85,7 @@ def test_cubins_are_for_the_target_and_fit_its_shared_memory(variant: Variant) -
     assert cuda is not None
     assert (cuda.capability, cuda.driver) == ("9.0a", "525")
     assert re.fullmatch(r"8\.\d", cuda.ptx or "")
+    assert {"cuLaunchKernel", "cuModuleLoad", "cudaGetDevice"} <= set(cuda.symbols)
     assert sum("flex_attention" in kernel.name for kernel in cuda.kernels) >= 8
     for kernel in cuda.kernels:
         assert kernel.shared_memory <= DEVICES[9, 0].shared_memory

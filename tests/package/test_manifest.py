@@ -57,13 +57,15 @@ def test_absent_facts_are_left_out_and_read_as_none(table):
     assert (variant.requires.cuda, variant.requires.glibc, variant.vectors) == (None, None, None)
 
 
-def test_bounds_and_ptx_are_kept_and_left_out_where_there_are_none(table):
+def test_bounds_ptx_and_symbols_are_kept_and_left_out_where_there_are_none(table):
     program, cuda = table["variants"][1]["programs"][0], table["variants"][1]["requires"]["cuda"]
     assert "bounds" not in program
     program["bounds"], cuda["ptx"] = {"divisor": 128, "max_batch": 65535}, "8.8"
+    cuda["symbols"] = ["cuLaunchKernel"]
     manifest = Manifest.from_dict(table)
     assert dict(manifest.variants[1].programs[0].bounds) == {"divisor": 128, "max_batch": 65535}
     assert manifest.variants[1].requires.cuda.ptx == "8.8"
+    assert manifest.variants[1].requires.cuda.symbols == ("cuLaunchKernel",)
     assert manifest.to_dict() == table
 
 
