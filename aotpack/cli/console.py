@@ -87,6 +87,11 @@ def write_json(schema: str, data: Mapping[str, Any]) -> None:
     _write(json.dumps({"schema": schema, **data}, indent=2, allow_nan=False))
 
 
+def _discard_stdout() -> None:
+    # What is still buffered would be written again as the interpreter ends, and fail again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _write(text: str) -> None:
     if sys.stdout is None:
         # The caller has closed it: nobody wants the result.
@@ -96,8 +101,9 @@ def _write(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has seen enough; the exit code still says how the command ended.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
     except OSError as error:
+        _discard_stdout()
         raise OutputError(
             "the result cannot be written to stdout",
             found=error.strerror,
