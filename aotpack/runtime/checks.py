@@ -49,8 +49,15 @@ def check_qkv(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, v
         )
 
 
-def check_mask(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, mask: BlockMask) -> None:
+def check_mask(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, mask: object) -> None:
     """The mask was made by this spec's rule, for these lengths and this batch, on this device."""
+    if not isinstance(mask, BlockMask):
+        raise InputError(
+            "the mask is no block mask",
+            expected="what block_mask returned, or a torch BlockMask",
+            found=type(mask).__name__,
+            remedy="call block_mask once a step and pass its result",
+        )
     if mask.spec is not None and mask.spec != spec.mask:
         raise InputError(
             "the mask was made by another rule",

@@ -95,6 +95,14 @@ def test_mask_of_another_rule(masks_pack: aotpack.Pack) -> None:
         attention(case.q, case.k, case.v, other.block_mask(**case.mask))
 
 
+@pytest.mark.parametrize("wrong", [None, torch.ones(80, 180, dtype=torch.bool)])
+def test_something_else_where_a_mask_is_expected(
+    attention: aotpack.Attention, case: Case, wrong: object
+) -> None:
+    with pytest.raises(InputError, match="the mask is no block mask"):
+        attention(case.q, case.k, case.v, wrong)
+
+
 @pytest.mark.parametrize("wrong", [-1, 100, 10**12])
 def test_anchors_out_of_range(attention: aotpack.Attention, case: Case, wrong: int) -> None:
     anchors = case.mask["anchors"].clone()
