@@ -25,7 +25,7 @@ import torch
 from aotpack.build.cuda_toolkit import make_toolkit
 from aotpack.errors import HostError
 
-__all__ = ["DEVICES", "TRIED", "DeviceType", "absent_device", "check_torch"]
+__all__ = ["DEVICES", "TRIED", "DeviceType", "Replacement", "absent_device", "check_torch", "replacements"]
 
 TRIED: Final = ("2.14.1",)
 
@@ -107,7 +107,7 @@ def absent_device(device: DeviceType, folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as undo:
         undo.callback(setattr, driver, "_active", active)
         driver.set_active(_Driver(device))
-        for replacement in _replacements(device, toolkit):
+        for replacement in replacements(device, toolkit):
             undo.enter_context(replacement.made())
         _forget_devices()
         undo.callback(_forget_devices)
@@ -124,7 +124,7 @@ def _forget_devices() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Replacement:
+class Replacement:
     """Something of torch that would need the device. ``reason`` is what it is asked for."""
 
     owner: str
@@ -132,8 +132,14 @@ class _Replacement:
     value: Any
     reason: str
 
+    @property
+    def present(self) -> Any:
+        """What is there now; None when nothing is."""
+        return vars(_find(self.owner)).get(self.name)
+
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
+        """Inside, ``value`` is there."""
         owner = _find(self.owner)
         found = vars(owner).get(self.name, _MISSING)
         setattr(owner, self.name, self.value)
@@ -153,10 +159,11 @@ def _find(path: str) -> Any:
     return getattr(found, name) if name else found
 
 
-def _replacements(device: DeviceType, toolkit: Path) -> tuple[_Replacement, ...]:
+def replacements(device: DeviceType, toolkit: Path) -> tuple[Replacement, ...]:
+    """All that is replaced to stand in for ``device``, with ``toolkit`` as CUDA_HOME."""
     properties = _properties(device)
     return tuple(
-        _Replacement(*row)
+        Replacement(*row)
         for row in (
             ("torch.utils.cpp_extension", "CUDA_HOME", str(toolkit), "headers, and a libcuda to link with"),
             # torch.cuda's own functions stay; these are what they ask.
@@ -166,19 +173,11 @@ def _replacements(device: DeviceType, toolkit: Path) -> tuple[_Replacement, ...]
             ("torch._C", "_cuda_getDevice", lambda: 0, "the current device"),
             ("torch.cuda", "_exchange_device", lambda index: 0, "device guards around compilation"),
             ("torch.cuda", "_maybe_exchange_device", lambda index: 0, "device guards around compilation"),
-            ("torch._C", "_cuda_synchronize", _nothing, "compile times are measured to the last kernel"),
             ("torch.cuda", "_get_device_properties", lambda index: properties, "tile tables, grid sizes"),
             ("torch.cuda", "get_rng_state", _random_state, "tracing keeps the random state"),
-            ("torch.cuda", "set_rng_state", _nothing, "tracing keeps the random state"),
-            ("torch._subclasses.fake_tensor", "init_gpu_context", _nothing, "allocates to start the device"),
+            ("torch.cuda", "set_rng_state", _nothing, "tracing keeps it; queues a call for the driver"),
             ("torch._inductor.scheduler", "has_triton", lambda: True, "answered and cached at import"),
-            ("torch.utils._triton", "has_triton", lambda: True, "answered and cached at import"),
-            (
-                "torch._inductor.fx_passes.joint_graph",
-                "lazy_init",
-                _nothing,
-                "traces attention patterns on it",
-            ),
+            ("torch._inductor.fx_passes.joint_graph", "lazy_init", _nothing, "traces patterns on it"),
             ("torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", _nothing, "triton's own driver"),
             # Compile, but do not load; define the kernels, but do not run the program.
             (_HEURISTICS + ":CachingAutotuner", "precompile", _compile_only(device), "loads each kernel"),
