@@ -20,10 +20,12 @@ from aotpack.errors import AotpackError
 from aotpack.store import Store
 from aotpack.targets import HostFacts, Target
 
-__all__ = ["Check", "examine", "facts"]
+__all__ = ["BUILDERS", "Check", "examine", "facts"]
 
 _BINUTILS: Final = ("ar", "nm", "objdump", "readelf", "strip")
 _PACKAGES: Final = ("transformers", "safetensors", "zstandard", "filelock")
+# As in aotpack.build.worker, whose import takes seconds and leaves Inductor's folder in the temp folder.
+BUILDERS: Final = ("2.13", "2.14")
 _FREE: Final = 1 << 26
 
 
@@ -165,11 +167,10 @@ def _builder_torch() -> Check:
         return Check(
             name="torch to build with", found="none", needed_for="build", remedy="install torch 2.14"
         )
-    _hush_cuda_search()
-    from aotpack.build.worker import TRIED
-
     found = version("torch")
-    remedy = None if found.startswith(TRIED) else f"build in an environment with torch {' or '.join(TRIED)}"
+    remedy = (
+        None if found.startswith(BUILDERS) else f"build in an environment with torch {' or '.join(BUILDERS)}"
+    )
     return Check(name="torch to build with", found=found, needed_for="build", remedy=remedy)
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from aotpack.build import worker
+from aotpack.cli.checks import BUILDERS
 from tests.process import aotpack, only_object
 
 
@@ -33,3 +35,12 @@ def test_an_unusable_cache_folder_keeps_from_running(place):
     assert (done.returncode, folder["ok"]) == (5, False)
     assert "AOTPACK_CACHE" in folder["remedy"]
     assert "packages cannot run here: cache folder" in done.stderr
+
+
+def test_it_names_the_torch_releases_that_the_builder_takes():
+    assert worker.TRIED == BUILDERS
+
+
+def test_nothing_is_left_in_the_temp_folder(tmp_path):
+    assert aotpack("doctor", "-q", TMPDIR=str(tmp_path)).returncode == 0
+    assert list(tmp_path.iterdir()) == []

@@ -33,7 +33,7 @@ def aotpack(package: str, spec: str, context: int, anchors: int, backward: bool)
         mask = attend.block_mask(anchors=work.anchors, keep=work.keep, context_len=context)
         out = attend(work.q, work.k, work.v, mask)
         if backward:
-            work.gradients(out)
+            work.gradients_of_loss(out)
 
     return _timed(first_step)
 
@@ -66,7 +66,7 @@ def compiled_dense(package: str, spec: str, context: int, anchors: int) -> dict[
     work = draw(read_spec(package, spec), context=context, anchors=anchors)
 
     def first_step() -> None:
-        work.gradients(
+        work.gradients_of_loss(
             torch.compile(dense_attention)(work.q, work.k, work.v, work.visible(), work.spec.scale)
         )
 
@@ -76,7 +76,7 @@ def compiled_dense(package: str, spec: str, context: int, anchors: int) -> dict[
 def eager_dense(package: str, spec: str, context: int, anchors: int) -> dict[str, Any]:
     """scaled_dot_product_attention, which compiles nothing."""
     work = draw(read_spec(package, spec), context=context, anchors=anchors)
-    return _timed(lambda: work.gradients(sdpa(work, work.visible())))
+    return _timed(lambda: work.gradients_of_loss(sdpa(work, work.visible())))
 
 
 def make_precompiled(package: str, spec: str, context: int, anchors: int, folder: str) -> dict[str, Any]:
@@ -112,7 +112,8 @@ def _step(work: Workload) -> Callable[..., tuple[Tensor, ...]]:
     scale = work.spec.scale
 
     def step(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(dense_attention(q, k, v, visible, scale), (q, k, v), grad)
+        out = dense_attention(q, k, v, visible, scale)
+        return torch.autograd.grad((out * grad).sum(), (q, k, v))
 
     return step
 
