@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from filelock import FileLock, Timeout
-
 from aotpack.errors import HostError, InputError, IntegrityError
 from aotpack.package import Package, Program, Variant
 from aotpack.package.manifest import canonical_json
 
-__all__ = ["Entry", "Store", "kernel_folder", "library_path", "vectors_path"]
+__all__ = ["Entry", "Store", "kernel_folder", "library_path"]
 
 _LOCK_SECONDS: Final = 600.0
 _INDEX: Final = "files.json"
-_VECTORS: Final = "vectors.safetensors"
 _REMEDY: Final = "set AOTPACK_CACHE to a folder of this user on a local, writable, executable file system"
 
 
@@ -36,11 +33,6 @@ def library_path(folder: Path, program: Program) -> Path:
 def kernel_folder(folder: Path, program: Program) -> Path:
     """The folder with the cubins of a program, under the file names that its library asks for."""
     return folder / _kernels(program)
-
-
-def vectors_path(folder: Path) -> Path:
-    """The golden vectors of an unpacked variant, where it has some."""
-    return folder / _VECTORS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +149,9 @@ class Store:
 
     @contextlib.contextmanager
     def _lock(self, digest: str, seconds: float | None = None) -> Iterator[None]:
+        # Imported here: where everything is unpacked already, no lock is taken.
+        from filelock import FileLock, Timeout
+
         path = self.root / "locks" / f"{digest}.lock"
         lock = FileLock(path)
         seconds = _LOCK_SECONDS if seconds is None else seconds
@@ -226,8 +221,6 @@ def _files(variant: Variant) -> tuple[dict[str, str], bytes]:
     files = {_library(program): program.library for program in variant.programs}
     for program in variant.programs:
         files |= {f"{_kernels(program)}/{name}": key for name, key in program.kernels}
-    if variant.vectors is not None:
-        files[_VECTORS] = variant.vectors
     index = canonical_json(files)
     return {**files, _INDEX: hashlib.sha256(index).hexdigest()}, index
 

@@ -15,7 +15,7 @@ import pytest
 
 from aotpack.errors import HostError, IntegrityError
 from aotpack.package import Package
-from aotpack.store import Store, kernel_folder, library_path, vectors_path
+from aotpack.store import Store, kernel_folder, library_path
 
 TINY = Path(__file__).parent / "package" / "assets" / "tiny.aotpack"
 REMEDY = "set AOTPACK_CACHE to a folder of this user on a local, writable, executable file system"
@@ -142,8 +142,7 @@ def test_unpacked_folder_has_every_file_of_the_variant_and_no_other(root, packag
         for name, key in program.kernels:
             data = (kernel_folder(folder, program) / name).read_bytes()
             assert hashlib.sha256(data).hexdigest() == key
-    assert vectors_path(folder).read_bytes() == b"golden vectors"
-    assert len(files(folder)) == 3 + 3 + 1 + 1
+    assert len(files(folder)) == 3 + 3 + 1
     assert list((root / "staging").iterdir()) == []
 
 
@@ -220,13 +219,13 @@ def test_damaged_file_is_repaired_from_the_package(root, package, variant, damag
     folder = Store().unpack(package, variant)
     path = library_path(folder, variant.programs[1])
     whole = {name: (folder / name).read_bytes() for name in files(folder)}
-    other = vectors_path(folder).stat().st_ino
+    other = library_path(folder, variant.programs[0]).stat().st_ino
     DAMAGE[damage](path)
     assert Store().unpack(package, variant) == folder
     assert {name: (folder / name).read_bytes() for name in whole} == whole
     assert path.is_file()
     assert not path.is_symlink()
-    assert vectors_path(folder).stat().st_ino == other
+    assert library_path(folder, variant.programs[0]).stat().st_ino == other
     assert list((root / "staging").iterdir()) == []
 
 
@@ -382,8 +381,9 @@ def test_entries_verify_and_remove(root, package, variant):
     assert entry.size == sum((folder / name).stat().st_size for name in files(folder))
     assert time.time() - entry.used < 60
     assert store.verify(entry.digest) == []
-    _flip(vectors_path(folder))
-    assert store.verify(entry.digest) == ["vectors.safetensors"]
+    library = library_path(folder, variant.programs[0])
+    _flip(library)
+    assert store.verify(entry.digest) == [str(library.relative_to(folder))]
     _flip(folder / "files.json")
     assert store.verify(entry.digest) == ["files.json"]
     store.remove(entry.digest)

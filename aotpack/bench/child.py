@@ -22,7 +22,9 @@ def main(job: str) -> int:
 
     module, _, name = job.partition(":")
     function = getattr(importlib.import_module(f"aotpack.bench.jobs.{module}"), name)
+    device = torch.device(arguments.get("device", "cpu"))
     facts = {
+        **({"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}),
         "torch": torch.__version__,
         "torch_threads": torch.get_num_threads(),
         "processors": os.cpu_count(),

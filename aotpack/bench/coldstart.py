@@ -14,31 +14,41 @@ from aotpack.bench.settings import Settings
 __all__ = ["run"]
 
 _MEASURED: Final = (
-    "seconds from a process that has imported torch and made q, k and v to the end of its first step, "
-    "imports of everything else, load, mask and compilation included; each in a fresh process"
+    "seconds from a process that has imported torch, made q, k and v and run the loss's own kernels to the "
+    "end of its first step, with all other imports, load, mask and compilation; each in a fresh process"
 )
 _OWN: Final = "aotpack, nothing unpacked yet: forward+backward"
 _OWN_WARM: Final = "aotpack, unpacked by an earlier process: forward+backward"
 _OWN_FORWARD: Final = "aotpack, nothing unpacked yet: forward only"
+_LOADER: Final = "torch's own loader, the same libraries: forward+backward without autograd"
 _EAGER: Final = "scaled_dot_product_attention, eager: forward+backward"
 _DENSE: Final = "torch.compile(dense attention), {} cache: forward+backward"
-_FLEX: Final = "torch.compile(flex_attention), {} cache: forward only"
+_FLEX: Final = "torch.compile(flex_attention), {}: {}"
 _MAKE: Final = "torch.compiler.precompile(dense attention) itself, which is not in any start"
 _PRECOMPILE: Final = "torch.compiler.precompile(dense attention), {}: forward+backward"
+_Job = tuple[str, str, Path, dict[str, Any]]
 
 
 def run(settings: Settings) -> Result:
-    """Measures aotpack, torch.compile with cold and warm caches, and torch.compiler.precompile."""
+    """Measures aotpack, torch.compile with its caches in several states, and torch's own loaders."""
     name, spec = next(iter(settings.specs().items()))
-    context, anchors = settings.context or 512, settings.anchors or 32
-    case = {"package": str(settings.package.absolute()), "spec": name, "context": context, "anchors": anchors}
+    cuda = settings.device != "cpu"
+    context, anchors = settings.context or (4096 if cuda else 512), settings.anchors or (512 if cuda else 32)
+    jobs = _cuda_jobs if cuda else _cpu_jobs
+    case = {
+        "package": str(settings.package.absolute()),
+        "spec": name,
+        "context": context,
+        "anchors": anchors,
+        "device": settings.device,
+    }
     times: dict[str, list[float]] = defaultdict(list)
     refusals: dict[str, str] = {}
     facts: dict[str, Any] = {}
     for turn in range(settings.repeat):
         settings.say(f"coldstart {turn + 1} of {settings.repeat}")
         with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder:
-            for what, job, where, more in _jobs(Path(folder)):
+            for what, job, where, more in jobs(Path(folder)):
                 if what in refusals or (job == "precompiled_dense" and _MAKE in refusals):
                     continue
                 settings.say(f"  {what}")
@@ -52,28 +62,53 @@ def run(settings: Settings) -> Result:
                     refusals[what] = refusal.problem
     measured = {what: Timing.of(values) for what, values in times.items()}
     found: dict[str, Timing | str] = {**measured, **refusals}
-    order = [what for what, *_ in _jobs(Path()) if what in found]
+    order = [what for what, *_ in jobs(Path()) if what in found]
     training = [what for what in order if "forward only" not in what]
     forward = [what for what in order if "forward only" in what]
     rows = against(_OWN, {what: found[what] for what in training})
-    rows += against(_OWN_FORWARD, {what: found[what] for what in forward})
+    if forward:
+        rows += against(_OWN_FORWARD, {what: found[what] for what in forward})
     shape = {"dtype": spec.dtype, "batch": 1, "context": context, "anchors": anchors}
     return Result(name="coldstart", measured=_MEASURED, rows=tuple(rows), facts={**facts, **shape})
 
 
-def _jobs(folder: Path) -> list[tuple[str, str, Path, dict[str, Any]]]:
+def _own(folder: Path) -> list[_Job]:
     """What is measured, the job, the folder of its caches, and further arguments."""
-    own, dense, flex, made = (folder / name for name in ("own", "dense", "flex", "precompile"))
+    own = folder / "own"
     return [
         (_OWN, "aotpack", own, {"backward": True}),
         (_OWN_WARM, "aotpack", own, {"backward": True}),
+        (_LOADER, "torch_loader", folder / "loader", {}),
         (_EAGER, "eager_dense", folder / "eager", {}),
+    ]
+
+
+def _flex(folder: Path, what: str, state: str, cache: str, **more: Any) -> _Job:
+    arguments = {"backward": "backward" in what, "artifacts": str(folder / "artifacts"), **more}
+    return _FLEX.format(state, what), "compiled_flex", folder / cache, arguments
+
+
+def _cuda_jobs(folder: Path) -> list[_Job]:
+    step, none = "forward+backward", str(folder / "none")
+    return [
+        *_own(folder),
+        # The cold run writes its mega-cache when its clock has stopped.
+        _flex(folder, step, "cold cache", "flex", keep_artifacts=True),
+        _flex(folder, step, "warm cache", "flex", artifacts=none),
+        _flex(folder, step, "mega-cache of another process", "reader"),
+    ]
+
+
+def _cpu_jobs(folder: Path) -> list[_Job]:
+    dense, made, none = folder / "dense", folder / "precompile", str(folder / "none")
+    return [
+        *_own(folder),
         (_DENSE.format("cold"), "compiled_dense", dense, {}),
         (_DENSE.format("warm"), "compiled_dense", dense, {}),
         (_MAKE, "make_precompiled", made, {"folder": str(made)}),
         (_PRECOMPILE.format("its two files"), "precompiled_dense", folder / "new", {"folder": str(made)}),
         (_PRECOMPILE.format("and its warm cache"), "precompiled_dense", made, {"folder": str(made)}),
         (_OWN_FORWARD, "aotpack", folder / "forward", {"backward": False}),
-        (_FLEX.format("cold"), "compiled_flex", flex, {}),
-        (_FLEX.format("warm"), "compiled_flex", flex, {}),
+        _flex(folder, "forward only", "cold cache", "flex", artifacts=none),
+        _flex(folder, "forward only", "warm cache", "flex", artifacts=none),
     ]

@@ -19,6 +19,7 @@ class Settings:
 
     Attributes:
         package: a package file with at least one spec of the mask family ``dflash``.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``; benches other than ``coldstart`` measure the CPU.
         repeat: measurements of each row.
         context: context tokens S; None is the bench's own.
         anchors: draft blocks N; None is the bench's own.
@@ -27,6 +28,7 @@ class Settings:
     """
 
     package: Path
+    device: str = "cpu"
     repeat: int = 3
     context: int | None = None
     anchors: int | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from typing import Any, Final
 import torch
 import torch._inductor
 from torch._inductor import cpu_vec_isa
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from aotpack.build import elf
 from aotpack.build.export import Graph
@@ -48,6 +50,9 @@ def host_options(flags: HostFlags, name: str) -> dict[str, Any]:
     """Options of AOTInductor for small and reproducible host code; ``name`` begins its kernels' names."""
     return {
         **flags.inductor_options,
+        # Left to itself, torch names the folder after the graph without its subgraphs, and a program whose
+        # mask alone differs from an earlier one's would get that one's code.
+        "aot_inductor.output_path": tempfile.mkdtemp(prefix="program-", dir=cache_dir()),
         "cpp.cxx": (None, compiler_name()),
         "cpp.dynamic_threads": True,
         "compile_threads": 1,

@@ -6,6 +6,7 @@ Runs inside ``absent_device``. Tried with torch 2.14.1: ``aot_compile`` with the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from aotpack.build.compile import host_options, vector_instructions
 from aotpack.build.export import Graph
 from aotpack.build.guards import count_guards, undeclared_guards
 from aotpack.build.move import to_cuda
+from aotpack.build.templates import unchecked_full_blocks
 from aotpack.build.toolchain import HostFlags
 from aotpack.errors import BuildError
 
@@ -65,6 +67,8 @@ def compile_cuda(
     options: dict[str, Any] = {
         **host_options(flags, name),
         "aot_inductor.package": True,
+        # Flex attention's kernels take each row of the log-sum-exp to follow the last; padded, it would not.
+        "comprehensive_padding": False,
         # Defines the kernels while compiling; absent_device sees to it that none is run.
         "triton.autotune_at_compile_time": True,
         "assume_32bit_indexing": narrow,
@@ -77,7 +81,7 @@ def compile_cuda(
     CudaKernelParamCache.cache_clear()
     known = count_guards(graph)
     moved = to_cuda(graph)
-    with vector_instructions(flags):
+    with vector_instructions(flags), unchecked_full_blocks():
         made: Any = torch._inductor.aot_compile(moved.module, moved.args, options=options)
     libraries = [Path(str(path)) for path in made if str(path).endswith(".so")]
     if len(libraries) != 1:
@@ -91,6 +95,7 @@ def compile_cuda(
         )
     elf.strip(libraries[0])
     cubins = _cubins()
+    _check_names(cubins, libraries[0])
     _check_capability(cubins, device)
     check_shared_memory(cubins, device)
     return CompiledCuda(library=libraries[0], cubins=cubins)
@@ -103,6 +108,17 @@ def _cubins() -> tuple[cubin.Cubin, ...]:
         )
         for saved in CudaKernelParamCache.cache.values()
     )
+
+
+def _check_names(cubins: Iterable[cubin.Cubin], library: Path) -> None:
+    asked = {name.decode() for name in re.findall(rb"\w+\.cubin", library.read_bytes())}
+    if asked != (made := {each.path.name for each in cubins}):
+        raise BuildError(
+            f"{library.name} loads other cubins than were compiled for it",
+            expected=", ".join(sorted(made)),
+            found=", ".join(sorted(asked)),
+            remedy="report this",
+        )
 
 
 def _check_capability(cubins: Iterable[cubin.Cubin], device: DeviceType) -> None:

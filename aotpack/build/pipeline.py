@@ -79,7 +79,7 @@ def build(
         progress: called as each stage begins and ends.
 
     Raises:
-        TargetError, SpecError, UnsupportedError: before anything is compiled.
+        TargetError, SpecError, UnsupportedError, InputError: before anything is compiled.
         OutputError: ``output`` cannot be written; found out before anything is compiled.
         HostError: the machine has no compiler, or a torch that cannot build.
         BuildError: the compilation failed.
@@ -89,6 +89,7 @@ def build(
     chosen = list(dict.fromkeys(chosen))
     path = Path(output)
     _check(specs, chosen, path)
+    _check_shapes(specs, chosen, shapes)
     stages: list[Stage] = []
 
     def note(stage: Stage) -> None:
@@ -137,6 +138,36 @@ def _check(specs: Mapping[str, AttentionSpec], targets: Sequence[Target], path: 
             found=reason,
             remedy="choose another path with -o",
         )
+
+
+def _check_shapes(
+    specs: Mapping[str, AttentionSpec], targets: Sequence[Target], shapes: Sequence[tuple[int, int, int]]
+) -> None:
+    if shapes and not any(target.device == "cuda" for target in targets):
+        raise InputError(
+            "exact shapes are for CUDA targets",
+            expected="a CUDA target",
+            found=", ".join(map(str, targets)),
+            remedy="leave the shapes out: CPU programs take any length at the same speed",
+        )
+    for name, spec in specs.items():
+        for shape in shapes:
+            if reason := _unfit(spec, *shape):
+                raise InputError(
+                    f"the shape {','.join(map(str, shape))} does not fit the spec {name!r}",
+                    expected="batch, query length and key length, in tokens",
+                    found=reason,
+                )
+
+
+def _unfit(spec: AttentionSpec, batch: int, query: int, key: int) -> str | None:
+    block = spec.mask.block_size
+    if min(batch, query, key) < 1:
+        return "a length below 1"
+    if block is not None and (query % block or key <= query):
+        return f"not whole blocks of {block} query rows that are also the last keys, after some context"
+    largest = batch * max(spec.heads * query, spec.kv_heads * key) * max(spec.head_dim, spec.value_dim)
+    return "a tensor of 2**31 elements or more" if largest >= 1 << 31 else None
 
 
 def _unwritable(path: Path) -> str | None:

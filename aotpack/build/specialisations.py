@@ -31,6 +31,12 @@ class Specialisation:
         return self.bounds.get("divisor", 1)
 
     @property
+    def whole(self) -> bool:
+        """Whether the query and key lengths are multiples of a block of the mask."""
+        lengths = [self.fixed[axis] for axis in "QK" if axis in self.fixed] or [self.divisor]
+        return all(length % BLOCK == 0 for length in lengths)
+
+    @property
     def narrow(self) -> bool:
         """Whether 32-bit indices reach every element of every tensor."""
         return self.bounds.get("max_elements", _INT32 + 1) <= _INT32

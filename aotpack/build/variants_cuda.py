@@ -55,7 +55,7 @@ def cuda_programs(
 def _attention(
     name: str, spec: AttentionSpec, kind: Specialisation, compiler: _Compiler, stage: _Stage
 ) -> list[dict[str, Any]]:
-    tiles = Tiles()
+    tiles = Tiles.preferred(spec, compiler.capability, whole=kind.whole)
     while True:
         with stage(f"export {kind.name}", name):
             graphs = differentiate(attention_program(spec, kind, tiles.options))
@@ -77,6 +77,7 @@ def _attention(
 class _Compiler:
     def __init__(self, target: Target, folder: Path) -> None:
         assert target.capability is not None
+        self.capability = target.capability
         self._device, self._folder = DEVICES[target.capability], folder
         self._flags = HOST_FLAGS["aarch64" if platform.machine() == "aarch64" else "x86_64-v3"]
 

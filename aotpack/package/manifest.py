@@ -109,10 +109,15 @@ class Variant:
     tolerance: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def blobs(self) -> tuple[str, ...]:
-        """Keys of all blobs of the variant, each once, in the order of first use."""
+    def code(self) -> tuple[str, ...]:
+        """Keys of the blobs that are loaded to run it, each once, in the order of first use."""
         keys = [k for p in self.programs for k in (p.library, *(key for _, key in p.kernels))]
-        return tuple(dict.fromkeys([*keys, *([self.vectors] if self.vectors else [])]))
+        return tuple(dict.fromkeys(keys))
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """Keys of all blobs of the variant, each once: its code, then its golden vectors."""
+        return tuple(dict.fromkeys([*self.code, *([self.vectors] if self.vectors else [])]))
 
     def program(self, name: str, specialisation: str = "general") -> Program | None:
         """The program of that name and specialisation, if the variant has it."""

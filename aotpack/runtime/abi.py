@@ -20,8 +20,8 @@ from aotpack.errors import AotpackError, HostError
 
 __all__ = ["INSTANCES", "Library"]
 
-# How many calls of one program may run at the same moment; a further one waits, without the GIL, for the
-# first to return.
+# How many calls of one program may run at the same moment on the CPU; a further one waits, without the GIL,
+# for the first to return.
 INSTANCES: Final = 16
 
 _HANDLE: Final = ctypes.c_void_p
@@ -35,6 +35,10 @@ def _python_function(name: str, result: Any, arguments: list[Any]) -> Any:
 
 class Library:
     """A loaded program: call it with tensors, get the tuple of its outputs.
+
+    On a CUDA device calls share one instance, which loads its kernels in its first call: that one has to
+    return before any other begins. From then on a call changes nothing that another one reads. Instances of
+    their own would each load the kernels again, and query events, which a stream capture forbids.
 
     Args:
         path: the shared library; its bytes have been verified by the caller.
@@ -63,10 +67,11 @@ class Library:
         create = self._lib.AOTInductorModelContainerCreateWithDevice
         create.argtypes = _CREATE
         folder = None if kernels is None else str(kernels).encode()
-        self._check(create(ctypes.byref(self._container), INSTANCES, device.encode(), folder), "set up")
+        instances, run = (INSTANCES, "Run") if kernels is None else (1, "RunSingleThreaded")
+        self._check(create(ctypes.byref(self._container), instances, device.encode(), folder), "set up")
         weakref.finalize(self, self._lib.AOTInductorModelContainerDelete, self._container)
         self._check_counts()
-        self._run = self._lib.AOTInductorModelContainerRun
+        self._run = getattr(self._lib, f"AOTInductorModelContainer{run}")
         self._run.argtypes = _RUN
         self._alloc = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
         # The plural call frees the handles it takes over; the singular one leaks every output.

@@ -131,10 +131,11 @@ class Attention:
         if self._programs is None:
             out, lse = self._eager(q, k, v, block_mask)
         else:
-            out, lse = attention(self._key, q, k, v, self._mask_tensors(block_mask, q.shape[0]))
+            out, lse = attention(self._key, q, k, v, self.mask_tensors(block_mask, q.shape[0]))
         return (out, lse) if return_lse else out
 
-    def _mask_tensors(self, mask: BlockMask, batch: int) -> list[Tensor]:
+    def mask_tensors(self, mask: BlockMask, batch: int) -> list[Tensor]:
+        """What the programs take of a mask, for that many batch entries."""
         # CUDA kernels index a batched family's mask by the batch entry; the CPU's may share one.
         if self.device.type == "cpu" or not self._family.batched or mask.lengths.batch == batch:
             return list(mask.tensors)

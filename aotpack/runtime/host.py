@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from aotpack.targets import CudaDevice, HostFacts, cpu_flags, instruction_set
 
 __all__ = ["host_facts"]
 
+# The kernel module's own line; NVML would take longer to start than everything else here together.
+_DRIVER = Path("/proc/driver/nvidia/version")
 _TORCH_LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so")
 
 
@@ -65,12 +68,23 @@ def _resolves(name: str) -> bool:
 def _cuda_devices() -> tuple[CudaDevice, ...]:
     if not torch.cuda.is_available():
         return ()
-    return tuple(_cuda_device(index) for index in range(torch.cuda.device_count()))
+    driver = _driver()
+    return tuple(_cuda_device(index, driver) for index in range(torch.cuda.device_count()))
 
 
-def _cuda_device(index: int) -> CudaDevice:
+def _driver() -> str | None:
+    try:
+        text = _DRIVER.read_text()
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)\s", text)
+    return found[1] if found else None
+
+
+def _cuda_device(index: int, driver: str | None) -> CudaDevice:
     properties: Any = torch.cuda.get_device_properties(index)
     return CudaDevice(
+        driver=driver,
         name=properties.name,
         capability=(properties.major, properties.minor),
         shared_memory=properties.shared_memory_per_block_optin,

@@ -15,6 +15,7 @@ from aotpack.package import Manifest, Package, Variant
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.host import host_facts
 from aotpack.runtime.programs import CompiledPrograms
+from aotpack.runtime.warmup import warm_up
 from aotpack.spec import AttentionSpec, differences
 from aotpack.store import Store
 from aotpack.targets import Decision, choose
@@ -149,16 +150,20 @@ def _attentions(
     package: Package, chosen: Mapping[str, Variant], device: torch.device
 ) -> dict[str, Attention]:
     # The store may hold a sound copy already; a file that is damaged is refused all the same.
-    package.check_frames(key for variant in chosen.values() for key in variant.blobs)
+    package.check_frames(key for variant in chosen.values() for key in variant.code)
     store = Store()
     programs = {
         digest: CompiledPrograms(variant, store.unpack(package, variant), device)
         for digest, variant in chosen.items()
     }
-    return {
+    attentions = {
         name: Attention(name, spec, device, programs[spec.digest])
         for name, spec in package.manifest.specs.items()
     }
+    if device.type == "cuda":
+        for attend in {a.spec.digest: a for a in attentions.values()}.values():
+            warm_up(attend, programs[attend.spec.digest])
+    return attentions
 
 
 def _eager(manifest: Manifest, device: torch.device) -> dict[str, Attention]:

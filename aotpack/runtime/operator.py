@@ -127,9 +127,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *mask = ctx.saved_tensors
-        found = torch.ops.aotpack.attention_backward.default(
-            ctx.key, grads[0], grads[1], q, k, v, out, lse, mask
-        )
+        tensors = (*grads, q, k, v, out, lse)
+        if torch.is_grad_enabled():  # with create_graph, which is refused once that graph is differentiated
+            found = torch.ops.aotpack.attention_backward.default(ctx.key, *tensors, mask)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                found = torch.ops.aotpack.attention_backward.default(ctx.key, *tensors, mask)
         return None, *found, *(None for _ in mask)
 
 

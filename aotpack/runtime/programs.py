@@ -16,7 +16,7 @@ from aotpack.runtime.abi import Library
 from aotpack.runtime.shapes import Sizes, fits
 from aotpack.store import kernel_folder, library_path
 
-__all__ = ["CompiledPrograms"]
+__all__ = ["CompiledPrograms", "Kind"]
 
 _BLOCK: Final = 128
 _ATTENTION_OUTPUTS: Final = ("out", "lse")
@@ -27,6 +27,11 @@ _GRADIENTS: Final = ("grad.q", "grad.k", "grad.v")
 
 class CompiledPrograms:
     """Loads a variant's libraries at once; every call may come from any thread.
+
+    On a CUDA device ``warm_up`` comes first.
+
+    Attributes:
+        kinds: attention's specialisations, the tightest first.
 
     Args:
         variant: chosen for this machine.
@@ -39,11 +44,11 @@ class CompiledPrograms:
         self._block_mask = _open(mask, folder, device)
         self._mask_bounds = mask.bounds
         kinds = [p.specialisation for p in variant.programs if p.name == "forward"] or ["general"]
-        self._kinds = [
-            _Kind(mask, _one(variant, "forward", kind), _one(variant, "backward", kind), folder, device)
+        self.kinds = [
+            Kind(mask, _one(variant, "forward", kind), _one(variant, "backward", kind), folder, device)
             for kind in kinds
         ]
-        self._passed = self._kinds[0].passed
+        self._passed = self.kinds[0].passed
         self._device = device
 
     def block_mask(self, tensors: Sequence[Tensor], lengths: Lengths) -> list[Tensor]:
@@ -59,6 +64,12 @@ class CompiledPrograms:
         """out [B,H,Q,Dv] and lse [B,H,Q]."""
         out, lse = self._run(self._kind(q, k, v, mask).forward, [q, k, v, *mask])
         return out, lse
+
+    def warm_up(self, kind: Kind, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> None:
+        """Runs forward and backward of one specialisation, whose bounds the caller has met."""
+        out, lse = self._run(kind.forward, [q, k, v, *mask])
+        known = [q, k, v, *mask, out, lse, out, lse]
+        self._run(kind.backward, [known[place] for place in kind.backward_order])
 
     def backward(
         self,
@@ -80,23 +91,25 @@ class CompiledPrograms:
     def _run(self, library: Library, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._device.type == "cpu":
             return library(tensors)
-        # AOTInductor makes its events on the current device and records them on the caller's stream.
         with torch.cuda.device(self._device):
+            # Kernels are launched by the driver, which knows a thread's device only once the CUDA runtime was
+            # asked something there; a thread of autograd may come here first.
+            torch.cuda.is_current_stream_capturing()
             return library(tensors, torch.cuda.current_stream().cuda_stream)
 
-    def _kind(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> _Kind:
-        if len(self._kinds) == 1 and not self._kinds[0].bounds:
-            return self._kinds[0]
+    def _kind(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> Kind:
+        if len(self.kinds) == 1 and not self.kinds[0].bounds:
+            return self.kinds[0]
         out = q.numel() // q.shape[3] * v.shape[3]
         elements = max(out, *(tensor.numel() for tensor in (q, k, v, *mask)))
         sizes = Sizes(q.shape[0], q.shape[2], k.shape[2], elements)
-        for kind in self._kinds:
+        for kind in self.kinds:
             if fits(kind.bounds, sizes):
                 return kind
-        raise _too_large([kind.bounds for kind in self._kinds], sizes)
+        raise _too_large([kind.bounds for kind in self.kinds], sizes)
 
 
-class _Kind:
+class Kind:
     """Attention in one specialisation.
 
     Attributes:

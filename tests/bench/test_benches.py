@@ -1,5 +1,7 @@
 """The benches measure what they say; how fast it was is no test's business."""
 
+from dataclasses import replace
+
 import pytest
 
 from aotpack.bench import Settings, coldstart, default_specs, run
@@ -44,7 +46,8 @@ def test_threads_runs_the_same_libraries_in_torchs_loader(settings):
 
 
 def test_a_start_of_ours_is_measured_in_a_fresh_process(dflash_package, tmp_path):
-    case = {"package": str(dflash_package), "spec": "full", "context": 64, "anchors": 4, "backward": True}
+    case = {"package": str(dflash_package), "spec": "full", "context": 64, "anchors": 4}
+    case |= {"backward": True, "device": "cpu"}
     answer = run_job("cold:aotpack", tmp_path, **case)
     assert answer["seconds"] > 0
     assert answer["facts"]["torch"]
@@ -58,10 +61,42 @@ def test_coldstart_compares_training_with_training_and_forward_with_forward(sett
     monkeypatch.setattr(coldstart, "run_job", answer)
     result = coldstart.run(settings)
     ratios = {row["what"]: row["ratio"] for row in rows(result)}
-    assert len(ratios) == 11
+    assert len(ratios) == 12
     assert {ratio for what, ratio in ratios.items() if what.startswith("aotpack")} == {1.0}
     assert {ratio for what, ratio in ratios.items() if not what.startswith("aotpack")} == {4.0}
     assert result.facts == {**FACTS, "dtype": "bfloat16", "batch": 1, "context": 64, "anchors": 4}
+
+
+def test_coldstart_on_cuda_compares_with_every_state_of_torchs_caches(settings, monkeypatch):
+    asked = []
+
+    def answer(job, folder, /, **arguments):
+        asked.append((job, folder.name, arguments.get("keep_artifacts"), arguments["device"]))
+        return {"seconds": 2.0, "facts": FACTS}
+
+    monkeypatch.setattr(coldstart, "run_job", answer)
+    found = rows(coldstart.run(replace(settings, device="cuda:1")))
+    assert asked == [
+        ("cold:aotpack", "own", None, "cuda:1"),
+        ("cold:aotpack", "own", None, "cuda:1"),
+        ("cold:torch_loader", "loader", None, "cuda:1"),
+        ("cold:eager_dense", "eager", None, "cuda:1"),
+        ("cold:compiled_flex", "flex", True, "cuda:1"),
+        ("cold:compiled_flex", "flex", None, "cuda:1"),
+        ("cold:compiled_flex", "reader", None, "cuda:1"),
+    ]
+    assert all("forward+backward" in row["what"] for row in found)
+
+
+def test_torchs_loader_makes_the_same_step(dflash_package, tmp_path):
+    case = {"package": str(dflash_package), "spec": "full", "context": 64, "anchors": 4, "device": "cpu"}
+    assert run_job("cold:torch_loader", tmp_path, **case)["seconds"] > 0
+
+
+@pytest.mark.parametrize("name", ["step", "threads"])
+def test_benches_of_the_cpu_refuse_another_device(settings, name):
+    with pytest.raises(InputError, match=f"the bench {name} measures the CPU"):
+        run(name, replace(settings, device="cuda"))
 
 
 def test_coldstart_says_what_a_torch_without_precompile_said(settings, monkeypatch):
@@ -87,7 +122,16 @@ def test_coldstart_fails_where_our_own_start_fails(settings, monkeypatch):
 
 def test_a_job_that_fails_says_why(tmp_path):
     with pytest.raises(RefusedError, match="there is no package at /nope"):
-        run_job("cold:aotpack", tmp_path, package="/nope", spec="x", context=1, anchors=1, backward=True)
+        run_job(
+            "cold:aotpack",
+            tmp_path,
+            package="/nope",
+            spec="x",
+            context=1,
+            anchors=1,
+            device="cpu",
+            backward=True,
+        )
 
 
 def test_only_specs_with_a_drafters_mask_are_measured(masks_package):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,13 +171,18 @@ def test_loading_without_a_gpu_names_the_variant(hopper: Path) -> None:
 @pytest.mark.timeout(3000)
 def test_every_device_type_builds_and_a_second_build_is_the_same(built: Path) -> None:
     names = ["cuda-sm80", "cuda-sm86", "cuda-sm89", "cuda-sm100", "cuda-sm120"]
-    variants = variants_of(names, built / "all.aotpack")
+    variants = variants_of({"full": SPEC}, names, built / "all.aotpack")
     found = {v.target: v.requires.cuda.capability for v in variants if v.requires.cuda}
     assert found == dict(zip(names, ["8.0", "8.6", "8.9", "10.0a", "12.0a"], strict=True))
-    assert variants_of(names[:1], built / "again.aotpack") == variants[:1]
+    # In one process with a spec that differs in the mask's parameters alone.
+    sliding = replace(SPEC, mask=MaskSpec(family="dflash", block_size=16, window=64))
+    again = variants_of({"sliding": sliding, "full": SPEC}, names[:1], built / "again.aotpack")
+    assert again[1:] == variants[:1]
+    kernels = [dict(p.kernels) for v in again for p in v.programs if p.name != "block_mask"]
+    assert all(set(mine) != set(other) for mine, other in zip(kernels[:6], kernels[6:], strict=True))
 
 
-def variants_of(targets: list[str], path: Path) -> tuple[Variant, ...]:
-    build({"full": SPEC}, targets, path)
+def variants_of(specs: dict[str, AttentionSpec], targets: list[str], path: Path) -> tuple[Variant, ...]:
+    build(specs, targets, path)
     with Package.open(path) as package:
         return package.manifest.variants

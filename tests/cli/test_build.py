@@ -89,6 +89,11 @@ def test_several_sources_need_a_name_for_the_package():
         ([SMALL, "-o", "/nowhere/x.aotpack"], "cannot be written"),
         (["/nowhere/config.json"], "does not exist"),
         ([SMALL, "--dtype", "float8"], "'float8' is not one of"),
+        ([SMALL, "--shape", "1,512"], "--shape takes three lengths"),
+        ([SMALL, "--shape", "1,512,1024"], "exact shapes are for CUDA targets"),
+        ([SMALL, "-t", "cuda-sm90", "--shape", "1,500,1024"], "not whole blocks of 16 query rows"),
+        ([SMALL, "-t", "cuda-sm90", "--shape", "1,512,512"], "not whole blocks of 16 query rows"),
+        ([SMALL, "-t", "cuda-sm90", "--shape", "9999,8192,12288"], "2**31 elements or more"),
     ],
 )
 def test_wrong_input_is_refused_before_anything_is_compiled(arguments, message, tmp_path):

@@ -1,255 +1,86 @@
-"""One round on a CUDA device: correctness, speed and cold start of a package built without one.
+"""A whole round on a CUDA machine, one step after the other, each with a time limit of its own.
 
-    python tests/device/cuda_round.py PACKAGE [--quick] [--json FILE]
+    python tests/device/cuda_round.py --package P [--exact X] [--artifact A] [--steps ...] [--out FOLDER]
 
-It needs no pytest: it prints small tables and exits 1 when a bound is missed. Rivals run side by side with
-aotpack in the same process: torch.compile(flex_attention) with static shapes and, for time, with
-``dynamic=True``.
+Packages are built without a GPU:
+
+    aotpack build examples/qwen3-8b-dflash/config.json --target cuda-sm90 -o P
+
+P may hold more specs than ``full``; X has the shapes of ``cuda_attention.EXACT`` as well (``--shape``); A is
+``artifacts/qwen3-8b-dflash.aotpack``. Exits 1 when a step missed a bound, failed or did not end.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-import aotpack
-from aotpack.dense import dense_attention
-from aotpack.masks import Lengths, family_of
-
-SHAPES = [(1, 4096, 512), (4, 3072, 512), (2, 777, 131), (3, 1500, 7), (1, 64, 1)]
-NAMES = ("out", "lse", "dq", "dk", "dv")
-BLOCK_SIZE = 16
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 
 
-def case(attend: aotpack.Attention, batch: int, context: int, count: int, keep_all: bool) -> dict[str, Any]:
-    spec, device = attend.spec, attend.device
-    generator = torch.Generator(device).manual_seed(batch * 1000 + context + count)
-    dtype, query = getattr(torch, spec.dtype), count * BLOCK_SIZE
-    key = context + query
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
-
-    anchors = torch.randint(0, context, (batch, count), generator=generator, device=device).sort(-1).values
-    keep = torch.rand((batch, count), generator=generator, device=device) < (2.0 if keep_all else 0.8)
+def steps(options: argparse.Namespace) -> Mapping[str, tuple[int, list[str]]]:
+    """Seconds and command of each step."""
+    attention, threads = str(HERE / "cuda_attention.py"), str(HERE / "cuda_threads.py")
+    package, out = str(options.package), options.out
+    exact = ["--exact", str(options.exact)] if options.exact else []
+    bench = ["-m", "aotpack", "bench", "coldstart", "--device", "cuda"]
+    train = str(ROOT / "examples" / "train_dflash_threads.py")
     return {
-        "q": draw(batch, spec.heads, query, spec.head_dim),
-        "k": draw(batch, spec.kv_heads, key, spec.head_dim),
-        "v": draw(batch, spec.kv_heads, key, spec.value_dim),
-        "grad_out": draw(batch, spec.heads, query, spec.value_dim),
-        "grad_lse": torch.randn((batch, spec.heads, query), generator=generator, device=device),
-        "mask": {"anchors": anchors, "keep": keep, "context_len": context},
-        "lengths": Lengths(batch=batch, query=query, key=key),
+        "selftest": (60, ["-m", "aotpack", "selftest", package, "--device", "cuda"]),
+        "correct": (240, [attention, "correct", package, "--json", str(out / "correct.json")]),
+        "exact": (240, [attention, "correct", str(options.exact), "--json", str(out / "exact.json")]),
+        "speed": (240, [attention, "speed", package, *exact, "--json", str(out / "speed.json")]),
+        "coldstart": (
+            400,
+            [*bench, "--package", package, "--repeat", str(options.repeat), "--json"],
+        ),
+        "train": (200, [train, "--package", str(options.artifact), "--device", "cuda", "--threads", "3"]),
+        "threads": (300, [threads, package]),
+        "rival": (90, [threads, package, "--rival", "20"]),
     }
 
 
-def gradients(call: Callable[..., tuple[Tensor, Tensor]], made: dict[str, Any]) -> tuple[Tensor, ...]:
-    q, k, v = (made[n].detach().clone().requires_grad_() for n in "qkv")
-    out, lse = call(q, k, v)
-    finite = torch.where(lse.isfinite(), made["grad_lse"], 0)
-    torch.autograd.backward([out, lse], [made["grad_out"], finite])
-    return out.detach(), lse.detach(), q.grad, k.grad, v.grad
-
-
-def rule_of(attend: aotpack.Attention, made: dict[str, Any]) -> Callable[..., Tensor]:
-    inputs = {n: made["mask"][n] for n in ("anchors", "keep")}
-    rule = family_of(attend.spec.mask).rule(attend.spec.mask, inputs, made["lengths"])
-    return lambda b, h, q, kv: rule(b, q, kv)
-
-
-def rival_of(attend: aotpack.Attention, made: dict[str, Any], dynamic: bool) -> Callable[..., Any]:
-    lengths = made["lengths"]
-    mask = create_block_mask(
-        rule_of(attend, made), lengths.batch, None, lengths.query, lengths.key, device=attend.device
-    )
-    flex = torch.compile(flex_attention, dynamic=dynamic)
-
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        options = {"FORCE_USE_FLEX_ATTENTION": True}
-        return flex(q, k, v, block_mask=mask, scale=attend.spec.scale, enable_gqa=True, return_lse=True,
-                    kernel_options=options)  # fmt: skip
-
-    return call
-
-
-def exact(attend: aotpack.Attention, made: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Dense float32 math, one batch entry and one key head at a time."""
-    spec, rule, lengths = attend.spec, rule_of(attend, made), made["lengths"]
-    group = spec.heads // spec.kv_heads
-    found = [torch.empty_like(made[n], dtype=torch.float32) for n in ("grad_out", "grad_lse", "q", "k", "v")]
-    index = torch.arange(max(lengths.query, lengths.key), device=attend.device)
-    for b in range(lengths.batch):
-        entry = torch.tensor(b, device=attend.device)
-        visible = rule(entry, None, index[: lengths.query, None], index[None, : lengths.key])
-        for h in range(spec.kv_heads):
-            heads = slice(h * group, (h + 1) * group)
-            part = {
-                **{n: made[n][b : b + 1, heads].float() for n in ("q", "grad_out", "grad_lse")},
-                **{n: made[n][b : b + 1, h : h + 1].float() for n in ("k", "v")},
-            }
-            results = gradients(lambda q, k, v, m=visible: dense_attention(q, k, v, m, spec.scale), part)
-            own = slice(h, h + 1)
-            for target, result, where in zip(found, results, (heads, heads, heads, own, own), strict=True):
-                target[b : b + 1, where] = result
-    return tuple(found)
-
-
-def error(found: Tensor, right: Tensor) -> float:
-    finite = right.isfinite()
-    if not torch.equal(found.isfinite(), finite):
-        return float("inf")
-    difference = (found.double() - right.double())[finite].norm()
-    return float(difference / right.double()[finite].norm().clamp(min=1e-30))
-
-
-def correctness(pack: aotpack.Pack, shapes: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
-    rows = []
-    for name in pack.specs:
-        attend = pack.attention(name)
-        for shape in shapes:
-            made = case(attend, *shape, keep_all=False)
-            mask = attend.block_mask(**made["mask"])
-            ours = gradients(lambda q, k, v, a=attend, m=mask: a(q, k, v, m, return_lse=True), made)
-            theirs = gradients(rival_of(attend, made, dynamic=False), made)
-            right = exact(attend, made)
-            rows.append({
-                "spec": name, "shape": shape,
-                "to compiled": [error(a, b) for a, b in zip(ours, theirs, strict=True)],
-                "to fp32": [error(a, b) for a, b in zip(ours, right, strict=True)],
-                "compiled to fp32": [error(a, b) for a, b in zip(theirs, right, strict=True)],
-            })  # fmt: skip
-            torch.compiler.reset()
-            for what in list(rows[-1])[2:]:
-                print(name, shape, what, *(f"{e:.1e}" for e in rows[-1][what]), flush=True)
-    return rows
-
-
-def milliseconds(call: Callable[[], object], repeat: int = 30) -> float:
-    for _ in range(5):
-        call()
-    times = []
-    for _ in range(repeat):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[repeat // 2]
-
-
-def speed(pack: aotpack.Pack, shapes: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
-    # The rival's backward runs many times on one graph.
-    config: Any = importlib.import_module("torch._functorch.config")
-    config.donated_buffer = False
-    attend, rows = pack.attention("full"), []
-    for shape in shapes:
-        made = case(attend, *shape, keep_all=True)
-        mask = attend.block_mask(**made["mask"])
-        calls = {
-            "aotpack": lambda q, k, v, m=mask: attend(q, k, v, m, return_lse=True),
-            "compiled": rival_of(attend, made, dynamic=False),
-            "compiled dynamic": rival_of(attend, made, dynamic=True),
-        }
-        row: dict[str, Any] = {"shape": shape}
-        for who, call in calls.items():
-            q, k, v = (made[n].detach().clone().requires_grad_() for n in "qkv")
-            with torch.no_grad():
-                row[f"{who} forward ms"] = milliseconds(lambda c=call, a=(q, k, v): c(*a))
-            out = call(q, k, v)[0]
-            row[f"{who} backward ms"] = milliseconds(
-                lambda o=out, a=(q, k, v), g=made["grad_out"]: torch.autograd.grad(o, a, g, retain_graph=True)
-            )
-            torch.compiler.reset()
-        row["aotpack mask ms"] = milliseconds(lambda a=made["mask"]: attend.block_mask(**a))
-        rows.append(row)
-        print({k: v if k == "shape" else round(v, 3) for k, v in row.items()}, flush=True)
-    return rows
-
-
-def cold(package: Path, device: str) -> dict[str, float]:
-    """Milliseconds from a package to the end of the first step; torch's own kernels are warm."""
-    generator = torch.Generator(device).manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device).bfloat16()
-
-    q, k, v = draw(1, 32, 8192, 128), draw(1, 8, 12288, 128), draw(1, 8, 12288, 128)
-    anchors = torch.randint(0, 4096, (1, 512), generator=generator, device=device).sort(-1).values
-    keep = torch.ones(1, 512, dtype=torch.bool, device=device)
-    grad_out = draw(1, 32, 8192, 128)
-    torch.zeros(1, 32, 8192, device=device)
-    marks = {}
-
-    def mark(name: str, since: float) -> float:
-        torch.cuda.synchronize()
-        now = time.perf_counter()
-        marks[name] = round((now - since) * 1e3, 2)
-        return now
-
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    pack = aotpack.load(package, device)
-    attend = pack.attention("full")
-    at = mark("load", begin)
-    for step in ("first", "second"):
-        mask = attend.block_mask(anchors=anchors, keep=keep, context_len=4096)
-        at = mark(f"{step} mask", at)
-        tensors = [t.detach().requires_grad_() for t in (q, k, v)]
-        out = attend(*tensors, mask)
-        at = mark(f"{step} forward", at)
-        torch.autograd.grad(out, tensors, grad_out)
-        at = mark(f"{step} backward", at)
-    return marks
-
-
-def misses(rows: list[dict[str, Any]]) -> list[str]:
-    found = []
-    for row in rows:
-        bounds = (1e-4, 1e-4, 5e-4, 5e-4, 5e-4)
-        for name, bound, to_rival, ours, theirs in zip(
-            NAMES, bounds, row["to compiled"], row["to fp32"], row["compiled to fp32"], strict=True
-        ):
-            if to_rival > bound or ours > theirs * 1.02 + 1e-6:
-                found.append(
-                    f"{row['spec']} {row['shape']} {name}: {to_rival:.1e}, {ours:.2e} > {theirs:.2e}"
-                )
-    return found
+def run(name: str, limit: int, command: list[str], out: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    if name == "train":
+        # Nothing to compile with: no gcc, nvcc or ptxas is found.
+        environment["PATH"] = ""
+    start = time.monotonic()
+    with (out / f"{name}.log").open("wb") as log:
+        try:
+            code: int | str = subprocess.run(
+                [sys.executable, *command], env=environment, stdout=log, stderr=subprocess.STDOUT,
+                timeout=limit, check=False,
+            ).returncode  # fmt: skip
+        except subprocess.TimeoutExpired:
+            code = f"not done after {limit} s"
+    result = "ok" if code == 0 else f"FAILED ({code})"
+    return f"{name}: {result}, {time.monotonic() - start:.0f} s"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("package", type=Path)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--quick", action="store_true", help="the small shapes only")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--steps", default="cold,correct,speed")
+    parser.add_argument("--package", type=Path, required=True)
+    parser.add_argument("--exact", type=Path)
+    parser.add_argument("--artifact", type=Path, default=ROOT / "artifacts" / "qwen3-8b-dflash.aotpack")
+    parser.add_argument("--steps", default="selftest,correct,speed,coldstart,train,threads,rival")
+    parser.add_argument("--repeat", type=int, default=5, help="of the cold starts")
+    parser.add_argument("--out", type=Path, default=Path("round"))
     options = parser.parse_args()
-    shapes = SHAPES[2:] if options.quick else SHAPES
-    steps, result = options.steps.split(","), {"torch": torch.__version__}
-    if "cold" in steps:
-        result["cold"] = cold(options.package, options.device)
-        print(result["cold"], flush=True)
-    pack = aotpack.load(options.package, options.device)
-    if "correct" in steps:
-        result["correct"] = correctness(pack, shapes)
-    if "speed" in steps:
-        result["speed"] = speed(pack, shapes[:3])
-    if options.json:
-        options.json.write_text(json.dumps(result))
-    missed = misses(result.get("correct", []))
-    print("missed:", *(missed or ["nothing"]), sep="\n  ")
-    return 1 if missed else 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    known, summary = steps(options), []
+    for name in options.steps.split(","):
+        summary.append(run(name, *known[name], options.out))
+        print(f"== {summary[-1]}", flush=True)
+        print("\n".join((options.out / f"{name}.log").read_text(errors="replace").splitlines()[-45:]))
+    print("\n".join(summary))
+    return int(any("FAILED" in line for line in summary))
 
 
 if __name__ == "__main__":

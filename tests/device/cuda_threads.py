@@ -1,6 +1,7 @@
 """Threads over every CUDA device of the machine: same bits as one thread, nothing on the wrong device.
 
-    python tests/device/cuda_threads.py PACKAGE [--threads 8] [--rounds 200] [--devices 2]
+    python tests/device/cuda_threads.py PACKAGE [--threads 8] [--rounds 200]
+    python tests/device/cuda_threads.py PACKAGE --rival 20
 
 A further thread compiles unrelated functions with torch.compile the whole time. Then: streams of the caller,
 CUDA graph capture, and flat memory. Exits 1 when a bound is missed.
@@ -9,6 +10,7 @@ CUDA graph capture, and flat memory. Exits 1 when a bound is missed.
 from __future__ import annotations
 
 import argparse
+import collections
 import sys
 import threading
 import time
@@ -19,7 +21,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cuda_round import case, gradients
+from cuda_attention import case, gradients, rival_of
 
 import aotpack
 
@@ -33,19 +35,26 @@ def step(attend: aotpack.Attention, made: dict[str, Any]) -> Bits:
 
 
 class Compiling:
-    """A thread that compiles unrelated functions until the block ends."""
+    """A thread that compiles unrelated functions until the block ends, each of them new to torch."""
 
     def __init__(self) -> None:
         self.stop, self.count, self.failed = threading.Event(), 0, 0
         self.thread = threading.Thread(target=self._loop)
+        self._compile()  # imports the compiler, which takes seconds
+
+    def _compile(self) -> None:
+        source = f"def unrelated(x):\n    return (x.sin() * {self.count} + 1).cos().sum()"
+        names: dict[str, Any] = {}
+        exec(source, names)
+        try:
+            torch.compile(names["unrelated"])(torch.ones(64, device="cuda:0"))
+        except Exception:  # noqa: BLE001 - torch's own failures are only counted
+            self.failed += 1
+        self.count += 1
 
     def _loop(self) -> None:
         while not self.stop.is_set():
-            try:
-                torch.compile(lambda x, n=self.count: (x.sin() + n).sum())(torch.ones(64))
-            except Exception:  # noqa: BLE001 - torch's own failures are only counted
-                self.failed += 1
-            self.count += 1
+            self._compile()
 
     def __enter__(self) -> Compiling:
         self.thread.start()
@@ -93,6 +102,29 @@ def storm(package: Path, devices: list[torch.device], threads: int, rounds: int)
     )
     missed = [f"thread {n} had {w} wrong results" for n, w in enumerate(wrong) if w]
     return missed + [f"{d} grew by {g} bytes" for d, g in zip(devices, grown, strict=True) if g > 1 << 20]
+
+
+def rival(package: Path, threads: int, seconds: float) -> dict[str, Any]:
+    """Threads that call torch.compile(flex_attention), compiled before, while another thread compiles."""
+    attend = aotpack.load(package, "cuda:0").attention("full")
+    made = case(attend, 1, 1024, 128, keep_all=True)
+    call = rival_of(attend, made, dynamic=False)
+    gradients(call, made)
+    failures: collections.Counter[str] = collections.Counter()
+    done = [0] * threads
+    end = time.monotonic() + seconds
+
+    def work(number: int) -> None:
+        while time.monotonic() < end:
+            try:
+                gradients(call, made)
+                done[number] += 1
+            except Exception as error:  # noqa: BLE001
+                failures[" ".join(str(error).split())[:90]] += 1
+
+    with Compiling() as other, ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    return {"calls": sum(done), "failures": dict(failures), "compiled": other.count}
 
 
 def own_device_only(package: Path, device: torch.device) -> list[str]:
@@ -143,7 +175,11 @@ def main() -> int:
     parser.add_argument("package", type=Path)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rival", type=float, help="torch.compile instead, for this many seconds")
     options = parser.parse_args()
+    if options.rival:
+        print(rival(options.package, options.threads, options.rival), flush=True)
+        return 0
     devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     missed = own_device_only(options.package, devices[-1])
     missed += captured(options.package, devices[-1])

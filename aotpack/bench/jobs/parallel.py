@@ -36,7 +36,7 @@ def two_threads(
     with tempfile.TemporaryDirectory() as folder:
         steps = {
             "aotpack": _ours(attend, work),
-            "torch": _theirs(package, attend, work, Path(folder)),
+            "torch": _theirs(package, work, Path(folder)),
             "machine": _matmul(),
         }
         calls = {who: max(1, round(lasting / _once(step))) for who, step in steps.items()}
@@ -63,12 +63,12 @@ def _ours(attend: Attention, work: Workload) -> Callable[[], object]:
     return lambda: work.gradients(attend(work.q, work.k, work.v, mask))
 
 
-def _theirs(package: str, attend: Attention, work: Workload, folder: Path) -> Callable[[], object]:
+def _theirs(package: str, work: Workload, folder: Path) -> Callable[[], object]:
     """The bare programs, without autograd: what torch's loader costs at least."""
-    programs = TorchPrograms(package, attend.spec, folder, runners=_THREADS)
-    mask = attend.block_mask(anchors=work.anchors, keep=work.keep, context_len=work.context_len)
+    programs = TorchPrograms(package, work.spec, folder)
+    programs.load(_THREADS)
     inputs: dict[str, Tensor] = {
-        **programs.mask_inputs(mask.tensors),
+        **programs.block_mask(work),
         **{name: tensor.detach() for name, tensor in (("q", work.q), ("k", work.k), ("v", work.v))},
         "grad.out": work.grad,
         "grad.lse": torch.zeros(work.q.shape[:3]),

@@ -1,19 +1,20 @@
 """A package's libraries in torch's own loader.
 
 The only module that touches ``torch._C._aoti.AOTIModelPackageLoader`` and
-``torch._C.PyTorchFileWriter``; tried with torch 2.14.1.
+``torch._C.PyTorchFileWriter``; tried with torch 2.11.0 and 2.14.1.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from aotpack.bench.jobs.workload import Workload
 from aotpack.errors import InputError
 from aotpack.package import Package, Program
 from aotpack.runtime.loading import choose_variants
@@ -23,51 +24,86 @@ __all__ = ["TorchPrograms"]
 
 
 class TorchPrograms:
-    """Forward and backward of a package's variant for this machine, each a .pt2 file.
+    """The programs of a package's variant for a device, each a .pt2 file.
 
     Args:
         package: a package file.
         spec: one of its specs.
-        folder: for the .pt2 files, which the loader reads when it is made.
-        runners: calls of one program that may run at once.
+        folder: for the .pt2 files.
+        device: ``"cpu"`` or a CUDA device.
+        specialisation: which forward and backward, where there are several.
     """
 
-    def __init__(self, package: str, spec: AttentionSpec, folder: Path, *, runners: int) -> None:
+    def __init__(
+        self,
+        package: str,
+        spec: AttentionSpec,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        specialisation: str = "general",
+    ) -> None:
         with Package.open(package) as opened:
-            chosen, _ = choose_variants(opened.manifest, "cpu")
-            programs = {p.name: p for p in chosen[spec.digest].programs}
-            self._forward, self._backward = programs["forward"], programs["backward"]
-            self._run_forward, self._run_backward = (
-                _loader(opened, program, folder, runners) for program in (self._forward, self._backward)
-            )
+            chosen, _ = choose_variants(opened.manifest, device)
+            variant = chosen[spec.digest]
+            self._programs = {
+                p.name: p
+                for p in variant.programs
+                if p.specialisation == ("general" if p.name == "block_mask" else specialisation)
+            }
+            self._files = {
+                name: _write(opened, program, folder, torch.device(device).type)
+                for name, program in self._programs.items()
+            }
+        self._runners: dict[str, Any] = {}
 
-    def mask_inputs(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The block mask's tensors by the names of the programs' inputs."""
-        names = [name for name in self._forward.inputs if name.startswith("mask.")]
-        return dict(zip(names, tensors, strict=True))
+    def load(self, runners: int) -> None:
+        """Opens the files; ``runners`` calls of one program may run at once.
+
+        Raises:
+            InputError: torch's loader refuses one.
+        """
+        try:
+            self._runners = {
+                name: torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, runners, -1)
+                for name, path in self._files.items()
+            }
+        except RuntimeError as error:
+            raise InputError("torch's own loader refuses the library", found=error) from error
+
+    def block_mask(self, work: Workload) -> dict[str, Tensor]:
+        """What the programs take of a step's mask, by the names of their inputs."""
+        rule = {"anchors": work.anchors, "keep": work.keep}
+        carrier = torch.empty(1, dtype=torch.int8, device=work.keep.device).expand(work.context_len)
+        outputs = self._run("block_mask", {**rule, "length.context": carrier})
+        return {
+            **{f"mask.{name}": tensor for name, tensor in outputs.items()},
+            **{f"input.{name}": tensor for name, tensor in rule.items()},
+        }
 
     def step(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Forward and backward: grad.q, grad.k, grad.v."""
-        outputs = self._run_forward.run([inputs[name] for name in self._forward.inputs])
-        known = {**inputs, **dict(zip(self._forward.outputs, outputs, strict=True))}
-        gradients: list[Tensor] = self._run_backward.run([known[name] for name in self._backward.inputs])
-        return gradients
+        return list(self._run("backward", {**inputs, **self._run("forward", inputs)}).values())
+
+    def _run(self, name: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        program = self._programs[name]
+        outputs = self._runners[name].run([inputs[each] for each in program.inputs])
+        return dict(zip(program.outputs, outputs, strict=True))
 
 
-def _loader(package: Package, program: Program, folder: Path, runners: int) -> Any:
+def _write(package: Package, program: Program, folder: Path, device: str) -> Path:
     path = folder / f"{program.name}.pt2"
     writer = torch._C.PyTorchFileWriter(str(path))
+    inside = "data/aotinductor/model"
     records = {
         "archive_format": b"pt2",
-        "data/aotinductor/model/program.wrapper.so": package.read_blob(program.library),
-        "data/aotinductor/model/program.wrapper_metadata.json": json.dumps(
-            {"AOTI_DEVICE_KEY": "cpu"}
-        ).encode(),
+        f"{inside}/program.wrapper.so": package.read_blob(program.library),
+        # torch 2.11 finds the metadata by the name of the source, which it does not read.
+        f"{inside}/program.wrapper.cpp": b"",
+        f"{inside}/program.wrapper_metadata.json": json.dumps({"AOTI_DEVICE_KEY": device}).encode(),
+        **{f"{inside}/{name}": package.read_blob(key) for name, key in program.kernels},
     }
     for name, data in records.items():
         writer.write_record(name, data, len(data))
     writer.write_end_of_file()
-    try:
-        return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, runners, -1)
-    except RuntimeError as error:
-        raise InputError("torch's own loader refuses the library", found=error) from error
+    return path

@@ -63,14 +63,16 @@ def read_spec(package: str, name: str) -> AttentionSpec:
         return opened.manifest.specs[name]
 
 
-def draw(spec: AttentionSpec, *, context: int, anchors: int, gradients: bool = True) -> Workload:
-    """Random tensors, the same ones each time."""
-    generator = torch.Generator().manual_seed(0)
+def draw(
+    spec: AttentionSpec, *, context: int, anchors: int, gradients: bool = True, device: str = "cpu"
+) -> Workload:
+    """Random tensors, the same ones each time on a device."""
+    generator = torch.Generator(device).manual_seed(0)
     dtype = getattr(torch, spec.dtype)
     rows = anchors * (spec.mask.block_size or 1)
 
     def normal(heads: int, length: int, size: int) -> Tensor:
-        return torch.randn(1, heads, length, size, generator=generator).to(dtype)
+        return torch.randn(1, heads, length, size, generator=generator, device=device).to(dtype)
 
     return Workload(
         spec=spec,
@@ -78,8 +80,8 @@ def draw(spec: AttentionSpec, *, context: int, anchors: int, gradients: bool = T
         k=normal(spec.kv_heads, context + rows, spec.head_dim).requires_grad_(gradients),
         v=normal(spec.kv_heads, context + rows, spec.value_dim).requires_grad_(gradients),
         grad=normal(spec.heads, rows, spec.value_dim),
-        anchors=torch.randint(0, context, (1, anchors), generator=generator).sort().values,
-        keep=torch.ones(1, anchors, dtype=torch.bool),
+        anchors=torch.randint(0, context, (1, anchors), generator=generator, device=device).sort().values,
+        keep=torch.ones(1, anchors, dtype=torch.bool, device=device),
         context_len=context,
     )
 

@@ -27,6 +27,7 @@ __all__ = ["bench"]
     type=click.Path(path_type=Path),
     help="Measure this one.  [default: build the attention of qwen2.5-0.5b-dflash]",
 )
+@click.option("--device", default="cpu", show_default=True, help="coldstart: cpu, cuda or cuda:N.")
 @click.option(
     "--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Measurements of each row."
 )
@@ -43,7 +44,7 @@ def bench(console: Console, name: str, package: Path | None, **options: Any) -> 
     threads    two threads with twice the work, against torch's own loader
     """
     names = list(BENCHES) if name == "all" else [name]
-    with _package(console, package, names) as path:
+    with _package(console, package, names, options["device"]) as path:
         settings = Settings(package=path, say=console.say, **options)
         results = [run(each, settings) for each in names]
     text = "\n\n".join(_text(result) for result in results)
@@ -54,7 +55,7 @@ def bench(console: Console, name: str, package: Path | None, **options: Any) -> 
 
 
 @contextlib.contextmanager
-def _package(console: Console, given: Path | None, names: Sequence[str]) -> Iterator[Path]:
+def _package(console: Console, given: Path | None, names: Sequence[str], device: str) -> Iterator[Path]:
     if given is not None:
         if not given.is_file():
             raise InputError(f"there is no package at {given}", remedy="check the path, or build the package")
@@ -62,7 +63,8 @@ def _package(console: Console, given: Path | None, names: Sequence[str]) -> Iter
         return
     dtypes = ("bfloat16", "float32") if "step" in names else ("bfloat16",)
     with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder, BuildProgress(console) as progress:
-        yield build(default_specs(*dtypes), ["cpu"], Path(folder) / "bench.aotpack", progress=progress).path
+        target, output = device.partition(":")[0], Path(folder) / "bench.aotpack"
+        yield build(default_specs(*dtypes), [target], output, progress=progress).path
 
 
 def _together(results: Sequence[Result]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from aotpack.cli.console import Console, talking
 from aotpack.cli.progress import BuildProgress
 from aotpack.cli.sources import default_output, read_sources
 from aotpack.cli.text import columns, duration, size
+from aotpack.errors import InputError
 from aotpack.spec import DTYPES, AttentionSpec
 
 __all__ = ["build"]
@@ -28,6 +29,13 @@ __all__ = ["build"]
     type=click.Path(path_type=Path),
     help="The package file.  [default: a file here, named after the config's folder]",
 )
+@click.option(
+    "--shape",
+    "shapes",
+    metavar="BATCH,QUERY,KEY",
+    multiple=True,
+    help="CUDA: also programs for exactly these lengths; may be repeated.",
+)
 @click.option("--dtype", type=click.Choice(DTYPES), help="Instead of the config's.")
 @click.option("--family", help="Mask family, instead of dflash.")
 @click.option("--block-size", type=click.IntRange(min=1), help="Tokens of a draft block.")
@@ -37,6 +45,7 @@ def build(
     console: Console,
     sources: tuple[str, ...],
     targets: tuple[str, ...],
+    shapes: tuple[str, ...],
     output: Path | None,
     **overrides: Any,
 ) -> None:
@@ -48,15 +57,25 @@ def build(
     from aotpack.build import build as compile_package
 
     specs = read_sources(sources, overrides)
+    exact = [_shape(text) for text in shapes]
     path = output if output is not None else default_output(sources)
     if output is None:
         console.say(f"writing to {path}; choose another file with -o")
     for name, spec in specs.items():
         console.detail(f"spec {name}: {spec.to_json()}")
     with BuildProgress(console) as progress:
-        report = compile_package(specs, targets or ("cpu",), path, progress=progress)
+        report = compile_package(specs, targets or ("cpu",), path, shapes=exact, progress=progress)
     data = _report(specs, report)
     console.show("aotpack.build/1", data, _text(data))
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    sizes = [int(part) for part in text.split(",") if part.strip().isdecimal()]
+    if len(sizes) != 3 or text.count(",") != 2:
+        raise InputError(
+            "--shape takes three lengths", expected="BATCH,QUERY,KEY, such as 1,8192,12288", found=text
+        )
+    return sizes[0], sizes[1], sizes[2]
 
 
 def _report(specs: dict[str, AttentionSpec], report: BuildReport) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""The first call of every CUDA program, so that kernels are loaded with the package and not in a step."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from aotpack.masks import family_of
+from aotpack.runtime.attention import Attention
+from aotpack.runtime.programs import CompiledPrograms, Kind
+
+__all__ = ["call_once", "smallest", "warm_up"]
+
+# Packs of one library on several devices share its code.
+_lock: Final = threading.Lock()
+
+
+def warm_up(attend: Attention, programs: CompiledPrograms) -> None:
+    """Calls each program of an attention once, with the smallest shapes it takes, every row empty.
+
+    Waits for the device, so that a failure shows here. An exact shape takes a step's memory for the moment.
+    """
+    with _lock, torch.cuda.device(attend.device), torch.no_grad():
+        for kind in programs.kinds:
+            call_once(attend, programs, kind)
+        torch.cuda.current_stream().synchronize()
+
+
+def smallest(bounds: Mapping[str, int], block_size: int) -> tuple[int, int, int]:
+    """The smallest batch, query and key length that these bounds take, the query made of whole blocks."""
+    divisor = bounds.get("divisor", 1)
+    query = bounds.get("query", math.lcm(divisor, block_size))
+    return bounds.get("batch", 1), query, bounds.get("key", query + divisor)
+
+
+def call_once(attend: Attention, programs: CompiledPrograms, kind: Kind) -> None:
+    """Block mask, forward and backward of one specialisation on its smallest shapes."""
+    spec, family = attend.spec, family_of(attend.spec.mask)
+    size = spec.mask.block_size or 1
+    batch, query, key = smallest(kind.bounds, size)
+    context = key - query if family.drafts else key
+    sizes = {"B": batch, "N": query // size, "T": context}
+    inputs = {
+        given.name: torch.zeros([sizes[axis] for axis in given.dims], dtype=given.dtype, device=attend.device)
+        for given in family.inputs
+    }
+    mask = attend.block_mask(
+        **inputs, context_len=context, query_len=None if family.drafts else query, check=False
+    )
+    dtype = getattr(torch, spec.dtype)
+    q = torch.empty((batch, spec.heads, query, spec.head_dim), dtype=dtype, device=attend.device)
+    k, v = (
+        torch.empty((batch, spec.kv_heads, key, width), dtype=dtype, device=attend.device)
+        for width in (spec.head_dim, spec.value_dim)
+    )
+    programs.warm_up(kind, q, k, v, attend.mask_tensors(mask, batch))

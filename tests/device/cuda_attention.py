@@ -1,0 +1,240 @@
+"""Correctness and speed, on a CUDA device, of packages that were built without one.
+
+    python tests/device/cuda_attention.py correct PACKAGE [--json FILE]
+    python tests/device/cuda_attention.py speed PACKAGE [--exact PACKAGE] [--json FILE]
+
+It needs no pytest: it prints small tables and exits 1 when a bound is missed. Rivals run side by side with
+aotpack in the same process: torch.compile(flex_attention) with static shapes and, for time, with
+``dynamic=True``. ``--exact`` has programs for exactly the shapes below, as ``aotpack build --shape`` makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import aotpack
+from aotpack.dense import dense_attention
+from aotpack.masks import Lengths, family_of
+
+SHAPES = [(1, 4096, 512), (4, 3072, 512), (2, 777, 131), (3, 1500, 7), (1, 64, 1)]
+ODD = (1, 3999, 500)
+EXACT = [*SHAPES[:4], ODD]
+NAMES = ("out", "lse", "dq", "dk", "dv")
+BLOCK_SIZE = 16
+
+
+def case(attend: aotpack.Attention, batch: int, context: int, count: int, keep_all: bool) -> dict[str, Any]:
+    spec, device = attend.spec, attend.device
+    generator = torch.Generator(device).manual_seed(batch * 1000 + context + count)
+    dtype, query = getattr(torch, spec.dtype), count * BLOCK_SIZE
+    key = context + query
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+    anchors = torch.randint(0, context, (batch, count), generator=generator, device=device).sort(-1).values
+    keep = torch.rand((batch, count), generator=generator, device=device) < (2.0 if keep_all else 0.8)
+    return {
+        "q": draw(batch, spec.heads, query, spec.head_dim),
+        "k": draw(batch, spec.kv_heads, key, spec.head_dim),
+        "v": draw(batch, spec.kv_heads, key, spec.value_dim),
+        "grad_out": draw(batch, spec.heads, query, spec.value_dim),
+        "grad_lse": torch.randn((batch, spec.heads, query), generator=generator, device=device),
+        "mask": {"anchors": anchors, "keep": keep, "context_len": context},
+        "lengths": Lengths(batch=batch, query=query, key=key),
+    }
+
+
+def gradients(call: Callable[..., tuple[Tensor, Tensor]], made: dict[str, Any]) -> tuple[Tensor, ...]:
+    q, k, v = (made[n].detach().clone().requires_grad_() for n in "qkv")
+    out, lse = call(q, k, v)
+    finite = torch.where(lse.isfinite(), made["grad_lse"], 0)
+    torch.autograd.backward([out, lse], [made["grad_out"], finite])
+    return out.detach(), lse.detach(), q.grad, k.grad, v.grad
+
+
+def rule_of(attend: aotpack.Attention, made: dict[str, Any]) -> Callable[..., Tensor]:
+    inputs = {n: made["mask"][n] for n in ("anchors", "keep")}
+    rule = family_of(attend.spec.mask).rule(attend.spec.mask, inputs, made["lengths"])
+    return lambda b, h, q, kv: rule(b, q, kv)
+
+
+def rival_of(attend: aotpack.Attention, made: dict[str, Any], dynamic: bool) -> Callable[..., Any]:
+    lengths = made["lengths"]
+    mask = create_block_mask(
+        rule_of(attend, made), lengths.batch, None, lengths.query, lengths.key, device=attend.device
+    )
+    flex = torch.compile(flex_attention, dynamic=dynamic)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        options = {"FORCE_USE_FLEX_ATTENTION": True}
+        return flex(q, k, v, block_mask=mask, scale=attend.spec.scale, enable_gqa=True, return_lse=True,
+                    kernel_options=options)  # fmt: skip
+
+    return call
+
+
+def exact(attend: aotpack.Attention, made: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Dense float32 math, one batch entry and one key head at a time."""
+    spec, rule, lengths = attend.spec, rule_of(attend, made), made["lengths"]
+    group = spec.heads // spec.kv_heads
+    found = [torch.empty_like(made[n], dtype=torch.float32) for n in ("grad_out", "grad_lse", "q", "k", "v")]
+    index = torch.arange(max(lengths.query, lengths.key), device=attend.device)
+    for b in range(lengths.batch):
+        entry = torch.tensor(b, device=attend.device)
+        visible = rule(entry, None, index[: lengths.query, None], index[None, : lengths.key])
+        for h in range(spec.kv_heads):
+            heads = slice(h * group, (h + 1) * group)
+            part = {
+                **{n: made[n][b : b + 1, heads].float() for n in ("q", "grad_out", "grad_lse")},
+                **{n: made[n][b : b + 1, h : h + 1].float() for n in ("k", "v")},
+            }
+            results = gradients(lambda q, k, v, m=visible: dense_attention(q, k, v, m, spec.scale), part)
+            own = slice(h, h + 1)
+            for target, result, where in zip(found, results, (heads, heads, heads, own, own), strict=True):
+                target[b : b + 1, where] = result
+    return tuple(found)
+
+
+def error(found: Tensor, right: Tensor) -> float:
+    finite = right.isfinite()
+    if not torch.equal(found.isfinite(), finite):
+        return float("inf")
+    difference = (found.double() - right.double())[finite].norm()
+    return float(difference / right.double()[finite].norm().clamp(min=1e-30))
+
+
+def correctness(pack: aotpack.Pack, shapes: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
+    rows = []
+    for name in pack.specs:
+        attend = pack.attention(name)
+        for shape in shapes:
+            made = case(attend, *shape, keep_all=False)
+            mask = attend.block_mask(**made["mask"])
+            ours = gradients(lambda q, k, v, a=attend, m=mask: a(q, k, v, m, return_lse=True), made)
+            theirs = gradients(rival_of(attend, made, dynamic=False), made)
+            right = exact(attend, made)
+            rows.append({
+                "spec": name, "shape": shape,
+                "to compiled": [error(a, b) for a, b in zip(ours, theirs, strict=True)],
+                "to fp32": [error(a, b) for a, b in zip(ours, right, strict=True)],
+                "compiled to fp32": [error(a, b) for a, b in zip(theirs, right, strict=True)],
+            })  # fmt: skip
+            torch.compiler.reset()
+            for what in list(rows[-1])[2:]:
+                print(name, shape, what, *(f"{e:.1e}" for e in rows[-1][what]), flush=True)
+    return rows
+
+
+def milliseconds(call: Callable[[], object], repeat: int = 30) -> float:
+    for _ in range(5):
+        call()
+    times = []
+    for _ in range(repeat):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[repeat // 2]
+
+
+def speed(pack: aotpack.Pack, exact_pack: aotpack.Pack | None) -> list[dict[str, Any]]:
+    # The rival's backward runs many times on one graph.
+    config: Any = importlib.import_module("torch._functorch.config")
+    config.donated_buffer = False
+    attend, rows = pack.attention("full"), []
+    for shape in (*SHAPES, ODD):
+        made = case(attend, *shape, keep_all=True)
+        mask = attend.block_mask(**made["mask"])
+        calls = {
+            "aotpack": lambda q, k, v, m=mask: attend(q, k, v, m, return_lse=True),
+            "compiled": rival_of(attend, made, dynamic=False),
+            "dynamic": rival_of(attend, made, dynamic=True),
+        }
+        if exact_pack is not None and shape in EXACT:
+            exactly = exact_pack.attention("full")
+            own = exactly.block_mask(**made["mask"])
+            calls["exact"] = lambda q, k, v, m=own, a=exactly: a(q, k, v, m, return_lse=True)
+        row: dict[str, Any] = {"shape": shape}
+        for who, call in calls.items():
+            q, k, v = (made[n].detach().clone().requires_grad_() for n in "qkv")
+            with torch.no_grad():
+                row[f"{who} forward ms"] = milliseconds(lambda c=call, a=(q, k, v): c(*a))
+            out = call(q, k, v)[0]
+            row[f"{who} backward ms"] = milliseconds(
+                lambda o=out, a=(q, k, v), g=made["grad_out"]: torch.autograd.grad(o, a, g, retain_graph=True)
+            )
+            torch.compiler.reset()
+        row["aotpack mask ms"] = milliseconds(lambda a=made["mask"]: attend.block_mask(**a))
+        rows.append(row)
+        print(shape, f"mask {row['aotpack mask ms']:.3f}", flush=True)
+        for part in ("forward", "backward"):
+            ours = row[f"aotpack {part} ms"]
+            others = {who: row[f"{who} {part} ms"] for who in calls if who != "aotpack"}
+            ratios = ", ".join(f"{who} {ms:.3f} ({ms / ours:.2f}x)" for who, ms in others.items())
+            print(f"  {part}: aotpack {ours:.3f} ms, {ratios}", flush=True)
+    return rows
+
+
+def slow(rows: list[dict[str, Any]]) -> list[str]:
+    found = []
+    for row in rows:
+        for part in ("forward", "backward"):
+            ours, whole = row[f"aotpack {part} ms"], row["shape"] in SHAPES[:2]
+            bounds = {"compiled": 1.0, "exact": 1.05 if whole else 1.15}
+            for who, bound in bounds.items():
+                ratio = ours / row.get(f"{who} {part} ms", ours)
+                if ratio > bound:
+                    found.append(f"{row['shape']} {part}: {ratio:.3f} times {who}, allowed {bound}")
+    return found
+
+
+def misses(rows: list[dict[str, Any]]) -> list[str]:
+    found = []
+    for row in rows:
+        bounds = (1e-4, 1e-4, 5e-4, 5e-4, 5e-4)
+        for name, bound, to_rival, ours, theirs in zip(
+            NAMES, bounds, row["to compiled"], row["to fp32"], row["compiled to fp32"], strict=True
+        ):
+            if to_rival > bound or ours > theirs * 1.02 + 1e-6:
+                found.append(
+                    f"{row['spec']} {row['shape']} {name}: {to_rival:.1e}, {ours:.2e} > {theirs:.2e}"
+                )
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("correct", "speed"))
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--exact", type=Path)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    pack = aotpack.load(options.package, options.device)
+    if options.what == "correct":
+        rows = correctness(pack, SHAPES)
+        missed = misses(rows)
+    else:
+        rows = speed(pack, options.exact and aotpack.load(options.exact, options.device))
+        missed = slow(rows)
+    if options.json:
+        options.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}))
+    print("missed:", *(missed or ["nothing"]), sep="\n  ")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
