@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import collections
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -40,12 +41,16 @@ class Compiling:
     def __init__(self) -> None:
         self.stop, self.count, self.failed = threading.Event(), 0, 0
         self.thread = threading.Thread(target=self._loop)
+        self.folder = tempfile.TemporaryDirectory()
         self._compile()  # imports the compiler, which takes seconds
 
     def _compile(self) -> None:
         source = f"def unrelated(x):\n    return (x.sin() * {self.count} + 1).cos().sum()"
         names: dict[str, Any] = {}
-        exec(source, names)
+        # In a file of its own: all functions without one count as recompilations of one, and end after eight.
+        path = Path(self.folder.name, f"unrelated_{self.count}.py")
+        path.write_text(source)
+        exec(compile(source, str(path), "exec"), names)
         try:
             torch.compile(names["unrelated"])(torch.ones(64, device="cuda:0"))
         except Exception:  # noqa: BLE001 - torch's own failures are only counted
@@ -63,6 +68,7 @@ class Compiling:
     def __exit__(self, *unused: object) -> None:
         self.stop.set()
         self.thread.join()
+        self.folder.cleanup()
 
 
 def storm(package: Path, devices: list[torch.device], threads: int, rounds: int) -> list[str]:
