@@ -79,7 +79,6 @@ def _own(folder: Path) -> list[_Job]:
         (_OWN, "aotpack", own, {"backward": True}),
         (_OWN_WARM, "aotpack", own, {"backward": True}),
         (_LOADER, "torch_loader", folder / "loader", {}),
-        (_EAGER, "eager_dense", folder / "eager", {}),
     ]
 
 
@@ -103,6 +102,7 @@ def _cpu_jobs(folder: Path) -> list[_Job]:
     dense, made, none = folder / "dense", folder / "precompile", str(folder / "none")
     return [
         *_own(folder),
+        (_EAGER, "eager_dense", folder / "eager", {}),
         (_DENSE.format("cold"), "compiled_dense", dense, {}),
         (_DENSE.format("warm"), "compiled_dense", dense, {}),
         (_MAKE, "make_precompiled", made, {"folder": str(made)}),

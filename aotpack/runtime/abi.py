@@ -63,6 +63,7 @@ class Library:
                 remedy="run 'aotpack doctor'; if the folder forbids execution, set AOTPACK_CACHE to another",
             ) from error
         self._inputs, self._outputs = inputs, outputs
+        self._arrays = ctypes.c_void_p * inputs, ctypes.c_void_p * outputs
         self._container = _HANDLE()
         create = self._lib.AOTInductorModelContainerCreateWithDevice
         create.argtypes = _CREATE
@@ -90,11 +91,12 @@ class Library:
             tensors: the inputs, contiguous, on the program's device.
             stream: the CUDA stream to launch on; None on the CPU.
         """
-        count = self._inputs
         handles = self._alloc(list(tensors))
-        inputs = (ctypes.c_void_p * count)(*[self._pointer(handle, None) for handle in handles])
-        outputs = (ctypes.c_void_p * self._outputs)()
-        self._check(self._run(self._container, inputs, count, outputs, self._outputs, stream, None), "run")
+        inputs = self._arrays[0](*[self._pointer(handle, None) for handle in handles])
+        outputs = self._arrays[1]()
+        code = self._run(self._container, inputs, self._inputs, outputs, self._outputs, stream, None)
+        if code != 0:
+            self._check(code, "run")
         result: list[Tensor] = self._steal([self._capsule(o, None, None) for o in outputs])
         return result
 

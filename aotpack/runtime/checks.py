@@ -17,15 +17,14 @@ __all__ = ["check_anchors", "check_inputs", "check_mask", "check_qkv"]
 
 def check_qkv(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, v: Tensor) -> None:
     """q [B,heads,Q,head_dim], k [B,kv_heads,KV,head_dim], v [B,kv_heads,KV,value_dim], of its dtype."""
-    shapes = {
-        "q": (q, spec.heads, spec.head_dim),
-        "k": (k, spec.kv_heads, spec.head_dim),
-        "v": (v, spec.kv_heads, spec.value_dim),
-    }
     dtype = getattr(torch, spec.dtype)
-    for name, (tensor, heads, size) in shapes.items():
-        shape = tuple(tensor.shape)
-        if tensor.dim() != 4 or tensor.shape[1] != heads or tensor.shape[3] != size:
+    for name, tensor, heads, size in (
+        ("q", q, spec.heads, spec.head_dim),
+        ("k", k, spec.kv_heads, spec.head_dim),
+        ("v", v, spec.kv_heads, spec.value_dim),
+    ):
+        shape = tensor.shape
+        if len(shape) != 4 or shape[1] != heads or shape[3] != size:
             raise InputError(
                 f"{name} has the wrong shape for this attention",
                 expected=f"[batch, {heads}, length, {size}]",
@@ -58,7 +57,7 @@ def check_mask(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, 
             found=type(mask).__name__,
             remedy="call block_mask once a step and pass its result",
         )
-    if mask.spec is not None and mask.spec != spec.mask:
+    if mask.spec is not None and mask.spec is not spec.mask and mask.spec != spec.mask:
         raise InputError(
             "the mask was made by another rule",
             expected=spec.mask.to_dict(),

@@ -154,6 +154,9 @@ class _AttentionBackward(torch.autograd.Function):
 
 
 def _forward_autograd(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
+    if not torch.is_grad_enabled():
+        with torch._C._AutoDispatchBelowAutograd():
+            return attention(key, q, k, v, mask)
     result: tuple[Tensor, Tensor] = _Attention.apply(key, q, k, v, *mask)
     return result
 

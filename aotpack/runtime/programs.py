@@ -13,12 +13,14 @@ from aotpack.errors import HostError, InputError
 from aotpack.masks import Lengths
 from aotpack.package import Program, Variant
 from aotpack.runtime.abi import Library
+from aotpack.runtime.cuda import current_stream, on_device
 from aotpack.runtime.shapes import Sizes, fits
 from aotpack.store import kernel_folder, library_path
 
 __all__ = ["CompiledPrograms", "Kind"]
 
 _BLOCK: Final = 128
+_REMEMBERED: Final = 4096
 _ATTENTION_OUTPUTS: Final = ("out", "lse")
 # Inputs of forward that are inputs of the block mask: the rule's own tensors, where forward evaluates it.
 _PASSED: Final = "input."
@@ -49,7 +51,9 @@ class CompiledPrograms:
             for kind in kinds
         ]
         self._passed = self.kinds[0].passed
-        self._device = device
+        # By batch, query and key length, on which the size of every tensor depends.
+        self._chosen: dict[tuple[int, int, int], Kind] = {}
+        self._index = None if device.type == "cpu" else device.index or 0
 
     def block_mask(self, tensors: Sequence[Tensor], lengths: Lengths) -> list[Tensor]:
         """The tensors of forward's mask from the rule's inputs and the length carriers."""
@@ -89,16 +93,22 @@ class CompiledPrograms:
         return dq, dk, dv
 
     def _run(self, library: Library, tensors: Sequence[Tensor]) -> list[Tensor]:
-        if self._device.type == "cpu":
+        if self._index is None:
             return library(tensors)
-        with torch.cuda.device(self._device):
-            # Kernels are launched by the driver, which knows a thread's device only once the CUDA runtime was
-            # asked something there; a thread of autograd may come here first.
-            torch.cuda.is_current_stream_capturing()
-            return library(tensors, torch.cuda.current_stream().cuda_stream)
+        with on_device(self._index):
+            return library(tensors, current_stream(self._index))
 
     def _kind(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> Kind:
-        if len(self.kinds) == 1 and not self.kinds[0].bounds:
+        shape = (q.shape[0], q.shape[2], k.shape[2])
+        kind = self._chosen.get(shape)
+        if kind is None:
+            if len(self._chosen) >= _REMEMBERED:
+                self._chosen.clear()
+            kind = self._chosen[shape] = self._choose(q, k, v, mask)
+        return kind
+
+    def _choose(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> Kind:
+        if not self.kinds[0].bounds:
             return self.kinds[0]
         out = q.numel() // q.shape[3] * v.shape[3]
         elements = max(out, *(tensor.numel() for tensor in (q, k, v, *mask)))

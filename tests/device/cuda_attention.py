@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -136,18 +137,42 @@ def correctness(pack: aotpack.Pack, shapes: list[tuple[int, int, int]]) -> list[
     return rows
 
 
-def milliseconds(call: Callable[[], object], repeat: int = 30) -> float:
-    for _ in range(5):
+def milliseconds(calls: dict[str, Callable[[], object]], turns: int = 15) -> dict[str, float]:
+    """Median time of each call in a queue of calls, all of them in turn: the device's time, or the host's."""
+    counts = {}
+    for who, call in calls.items():
+        for _ in range(3):
+            call()
+        counts[who] = max(4, min(100, round(8 / _queued(call, 4))))
+    times: dict[str, list[float]] = {who: [] for who in calls}
+    for _ in range(turns):
+        for who, call in calls.items():
+            times[who].append(_queued(call, counts[who]))
+    return {who: statistics.median(found) for who, found in times.items()}
+
+
+def _queued(call: Callable[[], object], count: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(count):
         call()
-    times = []
-    for _ in range(repeat):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[repeat // 2]
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / count
+
+
+def side_by_side(calls: dict[str, Callable[..., Any]], made: dict[str, Any]) -> dict[str, dict[str, float]]:
+    tensors = {who: [made[n].detach().clone().requires_grad_() for n in "qkv"] for who in calls}
+    with torch.no_grad():
+        forward = milliseconds({who: lambda c=c, t=tensors[who]: c(*t) for who, c in calls.items()})
+    outs = {who: call(*tensors[who])[0] for who, call in calls.items()}
+    grad = made["grad_out"]
+    backward = milliseconds({
+        who: lambda o=out, t=tensors[who]: torch.autograd.grad(o, t, grad, retain_graph=True)
+        for who, out in outs.items()
+    })  # fmt: skip
+    return {"forward": forward, "backward": backward}
 
 
 def speed(pack: aotpack.Pack, exact_pack: aotpack.Pack | None) -> list[dict[str, Any]]:
@@ -158,44 +183,35 @@ def speed(pack: aotpack.Pack, exact_pack: aotpack.Pack | None) -> list[dict[str,
     for shape in (*SHAPES, ODD):
         made = case(attend, *shape, keep_all=True)
         mask = attend.block_mask(**made["mask"])
-        calls = {
-            "aotpack": lambda q, k, v, m=mask: attend(q, k, v, m, return_lse=True),
-            "compiled": rival_of(attend, made, dynamic=False),
-            "dynamic": rival_of(attend, made, dynamic=True),
-        }
+        ours = lambda q, k, v, m=mask: attend(q, k, v, m, return_lse=True)  # noqa: E731
+        calls = {"aotpack": ours, "compiled": rival_of(attend, made, dynamic=False)}
         if exact_pack is not None and shape in EXACT:
             exactly = exact_pack.attention("full")
             own = exactly.block_mask(**made["mask"])
             calls["exact"] = lambda q, k, v, m=own, a=exactly: a(q, k, v, m, return_lse=True)
-        row: dict[str, Any] = {"shape": shape}
-        for who, call in calls.items():
-            q, k, v = (made[n].detach().clone().requires_grad_() for n in "qkv")
-            with torch.no_grad():
-                row[f"{who} forward ms"] = milliseconds(lambda c=call, a=(q, k, v): c(*a))
-            out = call(q, k, v)[0]
-            row[f"{who} backward ms"] = milliseconds(
-                lambda o=out, a=(q, k, v), g=made["grad_out"]: torch.autograd.grad(o, a, g, retain_graph=True)
-            )
-            torch.compiler.reset()
-        row["aotpack mask ms"] = milliseconds(lambda a=made["mask"]: attend.block_mask(**a))
+        row: dict[str, Any] = {"shape": shape, **side_by_side(calls, made)}
+        torch.compiler.reset()
+        # Apart, because torch would give it what it compiled for the shape; ours runs beside it again.
+        found = side_by_side({"aotpack": ours, "dynamic": rival_of(attend, made, dynamic=True)}, made)
+        torch.compiler.reset()
+        print(shape, flush=True)
+        for part, times in found.items():
+            row[part]["dynamic"] = times["dynamic"] * row[part]["aotpack"] / times["aotpack"]
+            best = row[part]["aotpack"]
+            text = ", ".join(f"{who} {ms:.3f} ({ms / best:.2f}x)" for who, ms in row[part].items())
+            print(f"  {part} ms: {text}", flush=True)
+        row["mask"] = milliseconds({"aotpack": lambda a=made["mask"]: attend.block_mask(**a)})
         rows.append(row)
-        print(shape, f"mask {row['aotpack mask ms']:.3f}", flush=True)
-        for part in ("forward", "backward"):
-            ours = row[f"aotpack {part} ms"]
-            others = {who: row[f"{who} {part} ms"] for who in calls if who != "aotpack"}
-            ratios = ", ".join(f"{who} {ms:.3f} ({ms / ours:.2f}x)" for who, ms in others.items())
-            print(f"  {part}: aotpack {ours:.3f} ms, {ratios}", flush=True)
     return rows
 
 
 def slow(rows: list[dict[str, Any]]) -> list[str]:
     found = []
     for row in rows:
+        whole = row["shape"] in SHAPES[:2]
         for part in ("forward", "backward"):
-            ours, whole = row[f"aotpack {part} ms"], row["shape"] in SHAPES[:2]
-            bounds = {"compiled": 1.0, "exact": 1.05 if whole else 1.15}
-            for who, bound in bounds.items():
-                ratio = ours / row.get(f"{who} {part} ms", ours)
+            for who, bound in {"compiled": 1.0, "exact": 1.05 if whole else 1.15}.items():
+                ratio = row[part]["aotpack"] / row[part].get(who, row[part]["aotpack"])
                 if ratio > bound:
                     found.append(f"{row['shape']} {part}: {ratio:.3f} times {who}, allowed {bound}")
     return found
