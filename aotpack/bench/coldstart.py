@@ -51,15 +51,17 @@ def run(settings: Settings) -> Result:
             for what, job, where, more in jobs(Path(folder)):
                 if what in refusals or (job == "precompiled_dense" and _MAKE in refusals):
                     continue
-                settings.say(f"  {what}")
                 try:
                     answer = run_job(f"cold:{job}", where, **case, **more)
-                    times[what].append(answer["seconds"])
-                    facts = answer["facts"]
                 except RefusedError as refusal:
                     if what in (_OWN, _OWN_WARM, _OWN_FORWARD):
                         raise
                     refusals[what] = refusal.problem
+                    settings.say(f"  {what}: {refusal.problem}")
+                    continue
+                settings.say(f"  {what}: {answer['seconds']:.3f} s")
+                times[what].append(answer["seconds"])
+                facts = answer["facts"]
     measured = {what: Timing.of(values) for what, values in times.items()}
     found: dict[str, Timing | str] = {**measured, **refusals}
     order = [what for what, *_ in jobs(Path()) if what in found]

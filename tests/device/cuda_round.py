@@ -38,7 +38,7 @@ def steps(options: argparse.Namespace) -> Mapping[str, tuple[int, list[str]]]:
         "speed": (240, [attention, "speed", package, *exact, "--json", str(out / "speed.json")]),
         "coldstart": (
             420,
-            [*bench, "--package", package, "--repeat", str(options.repeat), "--json"],
+            [*bench, "--package", str(options.artifact), "--repeat", str(options.repeat), "--json"],
         ),
         "train": (200, [train, "--package", str(options.artifact), "--device", "cuda", "--threads", "3"]),
         "threads": (300, [threads, package]),
