@@ -301,7 +301,7 @@ def test_debris_of_a_killed_process_goes_when_another_variant_is_unpacked(root, 
 
 
 def test_lock_that_is_never_released_is_named(root, tmp_path, package, variant, monkeypatch):
-    monkeypatch.setattr("aotpack.store._LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("aotpack.store.unpacked._LOCK_SECONDS", 0.2)
     holder = start(STALL, tmp_path / "half-way")
     wait_for(tmp_path / "half-way")
     try:
