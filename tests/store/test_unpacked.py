@@ -17,7 +17,7 @@ from aotpack.errors import HostError, IntegrityError
 from aotpack.package import Package
 from aotpack.store import Store, kernel_folder, library_path
 
-TINY = Path(__file__).parent / "package" / "assets" / "tiny.aotpack"
+TINY = Path(__file__).parent.parent / "package" / "assets" / "tiny.aotpack"
 REMEDY = "set AOTPACK_CACHE to a folder of this user on a local, writable, executable file system"
 UNPACK = """
 import os, sys
