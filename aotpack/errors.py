@@ -17,6 +17,7 @@ __all__ = [
     "SelfTestError",
     "SpecError",
     "TargetError",
+    "TrustError",
     "UnsupportedError",
 ]
 
@@ -104,6 +105,13 @@ class IntegrityError(AotpackError):
     """Bytes that are not what the manifest says: fetch the package again."""
 
     exit_code = 4
+
+
+class TrustError(IntegrityError):
+    """A package that the policy does not trust: fetch the one that is meant, or change the policy.
+
+    Raised before any library is opened; the message says what the policy asks for and what was found.
+    """
 
 
 class HostError(AotpackError):

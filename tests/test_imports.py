@@ -14,10 +14,11 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "aotpack"
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export")
 SERIALIZERS = ("pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib")
-WITHOUT_TORCH = ("errors", "spec", "drafter", "targets", "package", "store")
+WITHOUT_TORCH = ("errors", "spec", "drafter", "targets", "package", "store", "trust")
 WITHOUT_COMPILER = ("runtime", "integrations", "masks", "dense", *WITHOUT_TORCH)
 HOMES = {
     "click": ("cli",),
+    "cryptography": ("trust",),
     "fsspec": ("store",),
     "transformers": ("drafter", "integrations", "demo"),
 }
@@ -72,12 +73,12 @@ def test_a_dependency_stays_in_its_home(module):
     assert offences(tuple(everywhere - set(HOMES[module])), (module,)) == []
 
 
-@pytest.mark.parametrize("module", ["transformers", "fsspec"])
+@pytest.mark.parametrize("module", ["cryptography", "transformers", "fsspec"])
 def test_an_optional_dependency_is_imported_where_it_is_used(module):
     at_import = [
         f"{path.name}:{node.lineno}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        if layer(path) in {"drafter", "integrations", "store"}
+        if layer(path) in {"drafter", "integrations", "store", "trust"}
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.Import | ast.ImportFrom) and module in ast.unparse(node)
     ]
@@ -91,11 +92,12 @@ def loaded_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["errors", "spec", "drafter", "targets", "package", "store"])
+@pytest.mark.parametrize("name", ["errors", "spec", "drafter", "targets", "package", "store", "trust"])
 def test_a_fresh_process_imports_it_without_torch(name):
     if importlib.util.find_spec(f"aotpack.{name}") is None:
         pytest.skip(f"aotpack.{name} is not there")
-    assert loaded_after(f"import aotpack.{name}") & {"torch", "transformers", "click", "fsspec"} == set()
+    heavy = {"torch", "transformers", "click", "cryptography", "fsspec"}
+    assert loaded_after(f"import aotpack.{name}") & heavy == set()
 
 
 def test_a_fresh_process_imports_the_public_names_without_a_compiler():
