@@ -48,7 +48,7 @@ class _Evidence:
 
 
 class TrustPolicy(abc.ABC):
-    """Accepts or refuses packages. Immutable; this module's functions make them, and str() says what they ask."""
+    """Accepts or refuses packages; str() says what it asks for. Immutable; this module's functions make it."""
 
     __slots__ = ()
 
@@ -270,10 +270,15 @@ def _examine(digest: str, signatures: Signatures | None, trusted: frozenset[Publ
     if signatures is None:
         return _Evidence(digest=digest, found=f"{found}, not signed")
     if signatures.digest != digest:
-        defect = "its signature file is one of another package"
         return _Evidence(
-            digest=digest, found=f"{found}, signatures of digest {signatures.digest}", defect=defect
+            digest=digest,
+            found=f"{found}, signatures of digest {signatures.digest}",
+            defect="its signature file is one of another package",
         )
+    return _verify(digest, signatures, trusted)
+
+
+def _verify(digest: str, signatures: Signatures, trusted: frozenset[PublicKey]) -> _Evidence:
     words: list[str] = []
     valid: set[PublicKey] = set()
     defect: str | None = None
@@ -288,7 +293,7 @@ def _examine(digest: str, signatures: Signatures | None, trusted: frozenset[Publ
             defect = "a signature of a trusted key does not verify"
     return _Evidence(
         digest=digest,
-        found=f"{found}, signed by key {', '.join(words)}",
+        found=f"digest {digest}, signed by key {', '.join(words)}",
         defect=defect,
         key_ids=frozenset(signature.key_id for signature in signatures.signatures),
         valid=frozenset(valid),
