@@ -26,21 +26,22 @@ def read_file(path: Path, limit: int, *, private: bool = False) -> bytes | None:
     try:
         with open(path, "rb", opener=_open) as file:
             mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                raise InputError(f"{path} is not a file", remedy="name a file")
-            if private and mode & _OTHERS:
-                raise InputError(
-                    f"{path} is a private key that other users can reach",
-                    expected="permissions 600",
-                    found=f"permissions {stat.S_IMODE(mode):o}",
-                    remedy=f"chmod 600 {path}, and make a new key if somebody may have read this one",
-                )
-            return file.read(limit + 1)
+            data = file.read(limit + 1) if stat.S_ISREG(mode) else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         problem = f"{path} cannot be read: {_reason(error)}"
         raise InputError(problem, remedy="check the path and its permissions") from error
+    if data is None:
+        raise InputError(f"{path} is not a file", remedy="name a file, or remove what is there")
+    if private and mode & _OTHERS:
+        raise InputError(
+            f"{path} is a private key that other users can reach",
+            expected="permissions 600",
+            found=f"permissions {stat.S_IMODE(mode):o}",
+            remedy=f"chmod 600 {path}, and make a new key if somebody may have read this one",
+        )
+    return data
 
 
 def create_file(path: Path, data: bytes, mode: int) -> None:

@@ -48,7 +48,10 @@ class _Evidence:
 
 
 class TrustPolicy(abc.ABC):
-    """Accepts or refuses packages; str() says what it asks for. Immutable; this module's functions make it."""
+    """Accepts or refuses packages; str() says what it asks for.
+
+    Immutable. The functions of this module make policies.
+    """
 
     __slots__ = ()
 
@@ -310,5 +313,5 @@ def _policies(function: str, policies: tuple[TrustPolicy, ...]) -> tuple[TrustPo
 
 
 def _empty(function: str, what: str) -> InputError:
-    problem = f"{function} without a {what} would accept nothing or everything"
+    problem = f"{function} without a {what} is no policy"
     return InputError(problem, remedy=f"give at least one {what}")
