@@ -14,7 +14,7 @@ from typing import Self
 
 from aotpack.errors import InputError, IntegrityError, OutputError
 from aotpack.package.frames import blob_key, choose_dictionaries, compress, decompress
-from aotpack.package.front import pack_front, read_front
+from aotpack.package.front import Front, pack_front, read_front
 from aotpack.package.manifest import FORMAT_VERSION, MAX_BLOB, Blob, Manifest
 from aotpack.package.source import FileSource, Source, read_exactly
 
@@ -28,15 +28,16 @@ class Package:
 
     Args:
         source: the bytes; ``Package.open`` takes a path.
+        front: of this source, where it was read before.
 
     Raises:
         IntegrityError: not a package, or one that was truncated or altered.
         HostError: a package of a format that this release of aotpack does not read.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, front: Front | None = None) -> None:
         self._source = source
-        self._front = read_front(source)
+        self._front = read_front(source) if front is None else front
         self._dictionary: tuple[str, bytes] = ("", b"")
 
     @classmethod
@@ -58,6 +59,11 @@ class Package:
     def name(self) -> str:
         """Where the package is, for messages."""
         return self._source.name
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self._source.size
 
     @property
     def manifest(self) -> Manifest:

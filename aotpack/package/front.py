@@ -12,12 +12,42 @@ from aotpack.errors import HostError, IntegrityError
 from aotpack.package.manifest import FORMAT_VERSION, Manifest, canonical_json
 from aotpack.package.source import Source, read_exactly
 
-__all__ = ["MAGIC", "MAX_MANIFEST", "Front", "pack_front", "read_front"]
+__all__ = [
+    "HEADER_SIZE",
+    "MAGIC",
+    "MAX_MANIFEST",
+    "Front",
+    "Header",
+    "pack_front",
+    "read_front",
+    "read_header",
+]
 
 MAGIC: Final = b"\x89AOTPK\r\n"
 MAX_MANIFEST: Final = 1 << 26
 _HEADER: Final = struct.Struct("<8sHHI32s")
+HEADER_SIZE: Final = _HEADER.size
 _REMEDY: Final = "fetch or build the package again"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """The first 48 bytes: what they say of the rest is not checked yet.
+
+    Attributes:
+        version: of the format, major and minor.
+        length: bytes of the manifest.
+        digest: SHA-256 of the manifest's bytes, in hex.
+    """
+
+    version: tuple[int, int]
+    length: int
+    digest: str
+
+    @property
+    def front_size(self) -> int:
+        """Bytes of the header and the manifest."""
+        return _HEADER.size + self.length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,11 +79,11 @@ def pack_front(manifest: Manifest) -> tuple[bytes, str]:
     return header + body, sha256.hexdigest()
 
 
-def read_front(source: Source) -> Front:
-    """Read and check the front, and that the blobs fill the rest of the file without gap or overlap.
+def read_header(source: Source) -> Header:
+    """Read the header alone.
 
     Raises:
-        IntegrityError: not a package, or one that was truncated or altered.
+        IntegrityError: not a package.
         HostError: a package of a format that this release of aotpack does not read.
     """
     header = read_exactly(source, 0, _HEADER.size, "its header") if source.size >= len(MAGIC) else b""
@@ -63,15 +93,26 @@ def read_front(source: Source) -> Front:
     _check_major(source, major, minor)
     if length > MAX_MANIFEST:
         raise _altered(source, "manifest", f"at most {MAX_MANIFEST} bytes", f"{length} bytes")
-    body = read_exactly(source, _HEADER.size, length, "its manifest")
+    return Header(version=(major, minor), length=length, digest=sha256.hex())
+
+
+def read_front(source: Source) -> Front:
+    """Read and check the front, and that the blobs fill the rest of the file without gap or overlap.
+
+    Raises:
+        IntegrityError: not a package, or one that was truncated or altered.
+        HostError: a package of a format that this release of aotpack does not read.
+    """
+    header = read_header(source)
+    body = read_exactly(source, _HEADER.size, header.length, "its manifest")
     digest = hashlib.sha256(body).hexdigest()
-    if digest != sha256.hex():
-        raise _altered(source, "manifest", f"SHA-256 {sha256.hex()}", f"SHA-256 {digest}")
+    if digest != header.digest:
+        raise _altered(source, "manifest", f"SHA-256 {header.digest}", f"SHA-256 {digest}")
     manifest = _parse(source, body)
-    if manifest.format_version != (major, minor):
-        stated = ".".join(map(str, manifest.format_version))
-        raise _altered(source, "header", f"format version {stated}", f"{major}.{minor}")
-    front = Front(manifest=manifest, digest=digest, size=_HEADER.size + length)
+    if manifest.format_version != header.version:
+        stated, found = (".".join(map(str, version)) for version in (manifest.format_version, header.version))
+        raise _altered(source, "header", f"format version {stated}", found)
+    front = Front(manifest=manifest, digest=digest, size=header.front_size)
     _check_layout(source, front)
     return front
 

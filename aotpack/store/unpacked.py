@@ -17,6 +17,7 @@ from typing import Final
 from aotpack.errors import HostError, InputError, IntegrityError
 from aotpack.package import Package, Program, Variant
 from aotpack.package.manifest import canonical_json
+from aotpack.store.files import make_folder, open_regular
 
 __all__ = ["Entry", "Store", "kernel_folder", "library_path"]
 
@@ -118,7 +119,7 @@ class Store:
             self._sweep(digest)
             staged = self.root / "staging" / digest
             with self._writing(), contextlib.suppress(FileNotFoundError):
-                _make_folder(staged.parent)
+                make_folder(staged.parent)
                 # Renamed first, so that no process sees half of it.
                 folder.rename(staged)
                 shutil.rmtree(staged)
@@ -130,7 +131,7 @@ class Store:
 
     def _check_root(self) -> None:
         with self._writing():
-            _make_folder(self.root)
+            make_folder(self.root)
             facts = self.root.stat()
             if facts.st_uid not in (0, os.geteuid()):
                 raise HostError(f"the cache folder {self.root} belongs to another user", remedy=_REMEDY)
@@ -156,7 +157,7 @@ class Store:
         lock = FileLock(path)
         seconds = _LOCK_SECONDS if seconds is None else seconds
         try:
-            _make_folder(path.parent)
+            make_folder(path.parent)
             lock.acquire(timeout=seconds)
         except Timeout as error:
             problem = f"another process has held {path} for {seconds:.0f} seconds"
@@ -192,10 +193,10 @@ class Store:
             if repair:
                 # File by file, so that a process that has just hashed the others still finds them.
                 for name in files:
-                    _make_folder((folder / name).parent)
+                    make_folder((folder / name).parent)
                     (staged / name).replace(folder / name)
             else:
-                _make_folder(folder.parent)
+                make_folder(folder.parent)
                 staged.rename(folder)
         except OSError as error:
             if repair:
@@ -239,24 +240,14 @@ def _wrong(folder: Path, files: Mapping[str, str]) -> list[str]:
 
 def _sha256(path: Path) -> str | None:
     try:
-        # Neither a link out of the store nor a named pipe that never ends.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as file:
-            regular = stat.S_ISREG(os.fstat(fd).st_mode)
-            return hashlib.file_digest(file, "sha256").hexdigest() if regular else None
+        with open_regular(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return None
 
 
-def _make_folder(path: Path) -> None:
-    # Not parents=True, which leaves the parents' permissions to the umask.
-    if not path.is_dir():
-        _make_folder(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)
-
-
 def _write(path: Path, data: bytes) -> None:
-    _make_folder(path.parent)
+    make_folder(path.parent)
     # Not synced to the disk: what a crash of the machine leaves short is found by its hash and repaired.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400), "wb") as file:
         file.write(data)
