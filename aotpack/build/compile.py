@@ -8,14 +8,15 @@ options below; ``aot_inductor.custom_ops_to_c_shims`` and ``custom_op_libs`` lin
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch._inductor
+from torch import fx
 from torch._inductor import cpu_vec_isa
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -33,7 +34,7 @@ def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
 
     The kernels' archive must be on LIBRARY_PATH.
     """
-    options = host_options(flags, "program")
+    options = host_options(flags, "program", graph.module)
     if kernels:
         options["aot_inductor.custom_ops_to_c_shims"] = C_SHIMS
         options["aot_inductor.custom_op_libs"] = [KERNEL_LIBRARY]
@@ -46,13 +47,17 @@ def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
     return Path(library)
 
 
-def host_options(flags: HostFlags, name: str) -> dict[str, Any]:
-    """Options of AOTInductor for small and reproducible host code; ``name`` begins its kernels' names."""
+def host_options(flags: HostFlags, name: str, module: fx.GraphModule) -> dict[str, Any]:
+    """Options of AOTInductor for small and reproducible host code.
+
+    Args:
+        flags: of the target.
+        name: begins the names of the kernels.
+        module: what is compiled.
+    """
     return {
         **flags.inductor_options,
-        # Left to itself, torch names the folder after the graph without its subgraphs, and a program whose
-        # mask alone differs from an earlier one's would get that one's code.
-        "aot_inductor.output_path": tempfile.mkdtemp(prefix="program-", dir=cache_dir()),
+        "aot_inductor.output_path": _folder(name, module),
         "cpp.cxx": (None, compiler_name()),
         "cpp.dynamic_threads": True,
         "compile_threads": 1,
@@ -64,6 +69,19 @@ def host_options(flags: HostFlags, name: str) -> dict[str, Any]:
         "aot_inductor.repro_level": 0,
         "aot_inductor.model_name_for_generated_files": name,
     }
+
+
+def _folder(name: str, module: fx.GraphModule) -> str:
+    """A folder for what is compiled, the same for the same module: its name may reach the binaries.
+
+    Left to itself, torch names it after the graph without its subgraphs, and a program whose mask alone
+    differs from an earlier one's would get that one's code.
+    """
+    parts = [f"{at}:{part.code}" for at, part in module.named_modules() if isinstance(part, fx.GraphModule)]
+    digest = hashlib.sha256("\n".join([name, *parts]).encode()).hexdigest()
+    folder = Path(cache_dir(), f"program-{digest[:32]}")
+    folder.mkdir(exist_ok=True)
+    return str(folder)
 
 
 @contextlib.contextmanager

@@ -64,8 +64,10 @@ def compile_cuda(
         SharedMemoryError: a kernel needs more of it than the device has.
         BuildError: the program would not be right for all the sizes that it is declared for.
     """
+    known = count_guards(graph)
+    moved = to_cuda(graph)
     options: dict[str, Any] = {
-        **host_options(flags, name),
+        **host_options(flags, name, moved.module),
         "aot_inductor.package": True,
         # Flex attention's kernels take each row of the log-sum-exp to follow the last; padded, it would not.
         "comprehensive_padding": False,
@@ -79,8 +81,6 @@ def compile_cuda(
         "split_reductions": False,
     }
     CudaKernelParamCache.cache_clear()
-    known = count_guards(graph)
-    moved = to_cuda(graph)
     with vector_instructions(flags), unchecked_full_blocks():
         made: Any = torch._inductor.aot_compile(moved.module, moved.args, options=options)
     libraries = [Path(str(path)) for path in made if str(path).endswith(".so")]

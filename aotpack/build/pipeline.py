@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import aotpack
 from aotpack import errors
+from aotpack.build.contents import bill_of_materials
 from aotpack.errors import AotpackError, BuildError, InputError, OutputError, UnsupportedError
 from aotpack.package import Manifest, Program, Variant, blob_key, write_package
 from aotpack.spec import AttentionSpec
@@ -100,17 +101,21 @@ def build(
 
     blobs: dict[str, bytes] = {}
     variants: list[Variant] = []
-    provenance: dict[str, Any] = {}
+    tools: dict[str, str] = {}
     for target in chosen:
         with tempfile.TemporaryDirectory(prefix="aotpack-build-") as folder:
             result = _run_worker(specs, target, shapes, Path(folder), note)
             variants += _variants(result["variants"], target, blobs)
-            provenance |= result["provenance"]
+            tools |= result["tools"]
     manifest = Manifest(
         calling_convention=CALLING_CONVENTION,
         specs=dict(specs),
         variants=tuple(variants),
-        provenance={"aotpack": aotpack.__version__, "python": platform.python_version(), **provenance},
+        provenance={
+            **tools,
+            "options": {"shapes": [list(shape) for shape in shapes]},
+            "sbom": bill_of_materials(tools),
+        },
     )
     digest = write_package(path, manifest, blobs)
     seconds = time.perf_counter() - start

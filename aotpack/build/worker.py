@@ -13,17 +13,17 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from aotpack.build.compile import compile_cpu
+from aotpack.build.contents import toolchain
 from aotpack.build.export import Graph, differentiate, export
 from aotpack.build.facts import library_facts
 from aotpack.build.programs import attention_program, block_mask_program
-from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, compiler_version, hide_paths
+from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, hide_paths
 from aotpack.build.vectors import TOLERANCE, golden_vectors
 from aotpack.errors import AotpackError, HostError
 from aotpack.masks import family_of
@@ -53,8 +53,7 @@ def main(job_file: str) -> int:
     except AotpackError as error:
         _say(error=type(error).__name__, problem=error.problem, **error.diagnostics())
         return 3
-    provenance = _provenance(target)
-    (folder / "result.json").write_text(json.dumps({"variants": result, "provenance": provenance}))
+    (folder / "result.json").write_text(json.dumps({"variants": result, "tools": toolchain([target])}))
     return 0
 
 
@@ -66,11 +65,6 @@ def _check_torch() -> None:
             found=f"torch {torch.__version__}",
             remedy="build in an environment with one of those; what it builds runs under torch 2.11 to 2.14",
         )
-
-
-def _provenance(target: Target) -> dict[str, str]:
-    triton = {"triton": version("triton")} if target.device == "cuda" else {}
-    return {"torch": torch.__version__, "compiler": compiler_version(), **triton}
 
 
 def _distinct(specs: dict[str, AttentionSpec]) -> dict[str, tuple[str, AttentionSpec]]:

@@ -7,11 +7,14 @@ import click
 import aotpack
 from aotpack.cli.commands.bench import bench
 from aotpack.cli.commands.build import build
+from aotpack.cli.commands.cache import cache
 from aotpack.cli.commands.demo import demo
 from aotpack.cli.commands.doctor import doctor
 from aotpack.cli.commands.explain import explain
 from aotpack.cli.commands.inspect import inspect
+from aotpack.cli.commands.keygen import keygen
 from aotpack.cli.commands.selftest import selftest
+from aotpack.cli.commands.sign import sign
 from aotpack.cli.commands.verify import verify
 
 __all__ = ["app"]
@@ -28,5 +31,5 @@ def app() -> None:
     """Compile a drafter's attention once per device type; train with it anywhere."""
 
 
-for _command in (build, inspect, explain, verify, selftest, doctor, demo, bench):
+for _command in (build, inspect, explain, verify, selftest, doctor, cache, keygen, sign, demo, bench):
     app.add_command(_command)

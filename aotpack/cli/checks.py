@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal
 
+from aotpack.cli.hostfile import LIBRARIES
 from aotpack.errors import AotpackError
 from aotpack.store import Store
 from aotpack.targets import HostFacts, Target
@@ -69,12 +70,15 @@ def examine() -> Iterator[Check]:
     yield _folder("temp folder", lambda: Path(tempfile.gettempdir()), "build", "set TMPDIR to another folder")
 
 
-def facts() -> HostFacts | None:
-    """Facts of this machine; None without a working torch."""
-    try:
-        from aotpack.runtime.host import host_facts
+def facts(*, whole: bool = False) -> HostFacts | None:
+    """Facts of this machine; None without a working torch.
 
-        return host_facts()
+    ``whole`` looks for all symbols and libraries that any package may need.
+    """
+    try:
+        from aotpack.runtime.host import host_facts, known_symbols
+
+        return host_facts(symbols=known_symbols(), libraries=LIBRARIES) if whole else host_facts()
     except (ImportError, OSError):
         return None
 

@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 from aotpack.errors import IntegrityError
 
-__all__ = ["Fields", "Form"]
+__all__ = ["Document", "Fields", "Form"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,17 @@ class Form:
         return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
 
 
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What is being read, for messages: its name, and what to do when it is wrong."""
+
+    name: str
+    remedy: str
+
+
+MANIFEST: Final = Document("package manifest", "fetch or build the package again")
+
+
 class Fields:
     """One JSON object that is being read.
 
@@ -33,12 +44,20 @@ class Fields:
         data: the object; anything but an object with string keys is an ``IntegrityError``.
         path: where it stands, for messages: ``"variants[0].requires"``.
         ignored: takes the paths of fields that nobody asked for; None makes such a field an error.
+        document: that the object is in.
     """
 
-    def __init__(self, data: object, path: str = "", ignored: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        data: object,
+        path: str = "",
+        ignored: list[str] | None = None,
+        document: Document = MANIFEST,
+    ) -> None:
         self._path, self._ignored, self._asked = path, ignored, set[str]()
+        self._document = document
         if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
-            raise _error(path or "(the whole)", "an object", data)
+            raise self._error(path or "(the whole)", "an object", data)
         self._data: Mapping[str, object] = data
 
     def __contains__(self, key: str) -> bool:
@@ -46,7 +65,7 @@ class Fields:
 
     def wrong(self, key: str, expected: str) -> NoReturn:
         """Raise the ``IntegrityError`` for one of the fields."""
-        raise _error(self._at(key), expected, self._data.get(key, _ABSENT))
+        raise self._error(self._at(key), expected, self._data.get(key, _ABSENT))
 
     def value(self, key: str) -> object:
         """A field as it is; absent is an error."""
@@ -68,7 +87,11 @@ class Fields:
 
     def texts(self, key: str, form: Form) -> tuple[str, ...]:
         """A list of strings of the given form."""
-        return tuple(_text(value, f"{self._at(key)}[{i}]", form) for i, value in enumerate(self._list(key)))
+        values = self._list(key)
+        for i, value in enumerate(values):
+            if not form.fits(value):
+                raise self._error(f"{self._at(key)}[{i}]", form.words, value)
+        return tuple(str(value) for value in values)
 
     def pairs(self, key: str, left: Form, right: Form) -> tuple[tuple[str, str], ...]:
         """An object of strings as pairs, in the order of its keys."""
@@ -95,7 +118,7 @@ class Fields:
 
     def table(self, key: str) -> Fields:
         """An object."""
-        return Fields(self.value(key), self._at(key), self._ignored)
+        return Fields(self.value(key), self._at(key), self._ignored, self._document)
 
     def plain(self, key: str) -> dict[str, object]:
         """An object whose fields are free."""
@@ -103,24 +126,35 @@ class Fields:
 
     def tables(self, key: str) -> list[Fields]:
         """A list of objects."""
-        return [Fields(v, f"{self._at(key)}[{i}]", self._ignored) for i, v in enumerate(self._list(key))]
+        return [
+            Fields(v, f"{self._at(key)}[{i}]", self._ignored, self._document)
+            for i, v in enumerate(self._list(key))
+        ]
 
     def keys(self, form: Form) -> list[str]:
         """The keys of an object whose keys are data, sorted."""
         for key in self._data:
             if not form.fits(key):
-                raise _error(self._at(key), f"a key that is {form.words}", key)
+                raise self._error(self._at(key), f"a key that is {form.words}", key)
         return sorted(self._data)
 
     def finish(self) -> None:
         """Deal with the fields that nobody asked for."""
         for key in sorted(self._data.keys() - self._asked):
             if self._ignored is None:
-                raise _error(self._at(key), "no such field", self._data[key])
+                raise self._error(self._at(key), "no such field", self._data[key])
             self._ignored.append(self._at(key))
 
     def _at(self, key: str) -> str:
         return f"{self._path}.{key}".lstrip(".")
+
+    def _error(self, path: str, expected: str, found: object) -> IntegrityError:
+        return IntegrityError(
+            f"{self._document.name} field '{path}' is wrong",
+            expected=expected,
+            found=_REPR.repr(found),
+            remedy=self._document.remedy,
+        )
 
     def _list(self, key: str) -> list[object]:
         value = self.value(key)
@@ -138,18 +172,3 @@ _ABSENT: Final = _Absent()
 _LARGEST: Final = math.nextafter(math.inf, 0)
 _REPR: Final = reprlib.Repr()
 _REPR.maxstring = 100
-
-
-def _error(path: str, expected: str, found: object) -> IntegrityError:
-    return IntegrityError(
-        f"package manifest field '{path}' is wrong",
-        expected=expected,
-        found=_REPR.repr(found),
-        remedy="fetch or build the package again",
-    )
-
-
-def _text(value: object, path: str, form: Form) -> str:
-    if not isinstance(value, str) or not form.fits(value):
-        raise _error(path, form.words, value)
-    return value

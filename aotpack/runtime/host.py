@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import re
@@ -13,12 +14,21 @@ from typing import Any
 import torch
 
 from aotpack.targets import CudaDevice, HostFacts, cpu_flags, instruction_set
+from aotpack.targets.facts import version
 
-__all__ = ["host_facts"]
+__all__ = ["host_facts", "known_symbols"]
 
 # The kernel module's own line; NVML would take longer to start than everything else here together.
 _DRIVER = Path("/proc/driver/nvidia/version")
 _TORCH_LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so")
+
+
+def known_symbols() -> frozenset[str]:
+    """Every symbol that this torch declares for compiled programs, by its own headers."""
+    root = Path(torch.__file__).parent / "include" / "torch" / "csrc"
+    folders = (root / "inductor" / "aoti_torch", root / "stable" / "c")
+    headers = [path.read_text(errors="replace") for f in folders for path in sorted(f.glob("**/*.h"))]
+    return frozenset(re.findall(r"\b(?:aoti_)?torch_\w+(?=\()", "\n".join(headers)))
 
 
 def host_facts(*, symbols: Iterable[str] = (), libraries: Iterable[str] = ()) -> HostFacts:
@@ -29,6 +39,7 @@ def host_facts(*, symbols: Iterable[str] = (), libraries: Iterable[str] = ()) ->
         machine=machine,
         instruction_set=instruction_set(machine, flags),
         glibc=_glibc(),
+        libstdcxx=_libstdcxx(),
         torch=torch.__version__,
         torch_symbols=_present_symbols(symbols),
         libraries=frozenset(name for name in libraries if _resolves(name)),
@@ -41,6 +52,19 @@ def _glibc() -> str | None:
         return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ") or None
     except (ValueError, OSError):
         return None
+
+
+@functools.cache
+def _libstdcxx() -> str | None:
+    """The highest version that the C++ library of this process defines, ``"3.4.30"``."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+        path = re.search(r"\s(/\S*/libstdc\+\+\.so\.6\S*)$", maps, re.MULTILINE)
+        data = Path(path[1]).read_bytes() if path else b""
+    except OSError:
+        return None
+    versions = re.findall(rb"GLIBCXX_(\d+\.\d+(?:\.\d+)?)\0", data)
+    return max(versions, key=lambda v: version(v.decode()), default=b"").decode() or None
 
 
 def _present_symbols(names: Iterable[str]) -> frozenset[str]:

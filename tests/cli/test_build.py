@@ -1,9 +1,11 @@
 """build: names and files before it, stages while it runs, and nothing left when it is stopped."""
 
+import json
 import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ from aotpack.cli.console import Console
 from aotpack.cli.progress import BuildProgress
 from aotpack.cli.sources import default_output, read_sources
 from aotpack.errors import InputError
+from aotpack.package import Package, write_package
 from tests.conftest import EXAMPLES
-from tests.process import COMMAND, aotpack, only_object
+from tests.process import COMMAND, aotpack, only_object, rewritten
 
 SMALL = EXAMPLES / "qwen2.5-0.5b-dflash"
 LARGE = EXAMPLES / "qwen3-8b-dflash"
@@ -139,6 +142,43 @@ def test_a_build_prints_one_object_and_its_stages(tiny, tmp_path):
     assert "tiny  forward" in done.stderr
     assert list(temporary.iterdir()) == []
     assert aotpack("selftest", output).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_package_is_built_again_elsewhere_to_the_same_bytes(float32_package, tmp_path):
+    elsewhere = {"HOME": str(tmp_path), "USER": "somebody", "LOGNAME": "somebody", "TMPDIR": str(tmp_path)}
+    altered = rewritten(float32_package, tmp_path / "altered.aotpack", vectors=b"other vectors")
+    done = aotpack("build", "--check", altered, "--json", **elsewhere)
+    with Package.open(float32_package) as package, Package.open(altered) as other:
+        digests = package.digest, other.digest
+        target = package.manifest.variants[0].target
+    found = only_object(done)
+    assert done.returncode == 4
+    # All that differs is what was altered: what is built here again has the digest of the first build.
+    assert found["expected"] == f"digest {digests[0]}"
+    assert found["found"] == f"digest {digests[1]}; other bytes in\n    full for {target}: golden vectors"
+
+
+def test_another_toolchain_proves_nothing(float32_package, tmp_path):
+    with Package.open(float32_package) as package:
+        provenance = {**package.manifest.provenance, "torch": "2.13.0"}
+        manifest = replace(package.manifest, provenance=provenance)
+        blobs = {key: package.read_blob(key) for key in manifest.blobs}
+    write_package(tmp_path / "older.aotpack", manifest, blobs)
+    done = aotpack("build", "--check", tmp_path / "older.aotpack")
+    assert done.returncode == 5
+    assert "expected: torch 2.13.0" in done.stderr
+
+
+def test_the_manifest_lists_what_is_inside(float32_package):
+    document = json.loads(aotpack("inspect", float32_package, "--sbom").stdout)
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+    libraries = {c["name"]: c for c in document["components"] if c["type"] == "library"}
+    assert {"aotpack", "torch", "libstdc++"} == set(libraries)
+    assert libraries["torch"]["purl"] == f"pkg:pypi/torch@{libraries['torch']['version']}"
+    with Package.open(float32_package) as package:
+        keys = {program.library for v in package.manifest.variants for program in v.programs}
+    assert {c["hashes"][0]["content"] for c in document["components"] if c["type"] == "file"} == keys
 
 
 def processes_that_name(text):

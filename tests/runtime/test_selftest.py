@@ -61,3 +61,23 @@ def test_a_row_that_should_be_empty_is_found(dflash_package, vectors, tmp_path):
 def test_a_device_without_a_variant_is_refused(dflash_package):
     with pytest.raises((NoVariantError, InputError)):
         self_test(dflash_package, "cuda")
+
+
+def test_what_passed_is_remembered_and_a_changed_note_is_not_trusted(dflash_package, tmp_path, monkeypatch):
+    monkeypatch.setenv("AOTPACK_CACHE", str(tmp_path))
+    first = self_test(dflash_package, remember=True)
+    again = self_test(dflash_package, remember=True)
+    assert (first.remembered, again.remembered) == (False, True)
+    assert again.checks == first.checks
+    assert not self_test(dflash_package).remembered
+    (note,) = (tmp_path / "selftests").iterdir()
+    note.write_text(note.read_text().replace('"target"', '"another"'))
+    assert not self_test(dflash_package, remember=True).remembered
+
+
+def test_what_failed_is_tested_again(dflash_package, tmp_path, monkeypatch):
+    monkeypatch.setenv("AOTPACK_CACHE", str(tmp_path))
+    strict = rewritten(dflash_package, tmp_path / "strict.aotpack", tolerance=1e-12)
+    for _ in range(2):
+        report = self_test(strict, remember=True)
+        assert (report.passed, report.remembered) == (False, False)

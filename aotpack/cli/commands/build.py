@@ -19,7 +19,12 @@ __all__ = ["build"]
 
 
 @click.command()
-@click.argument("sources", metavar="[NAME=]CONFIG|SPEC...", nargs=-1, required=True)
+@click.argument("sources", metavar="[NAME=]CONFIG|SPEC...", nargs=-1)
+@click.option(
+    "--check",
+    type=click.Path(path_type=Path),
+    help="Build this package again and compare, byte for byte; takes no other options.",
+)
 @click.option(
     "-t", "--target", "targets", multiple=True, help="Device type; may be repeated.  [default: cpu]"
 )
@@ -44,6 +49,7 @@ __all__ = ["build"]
 def build(
     console: Console,
     sources: tuple[str, ...],
+    check: Path | None,
     targets: tuple[str, ...],
     shapes: tuple[str, ...],
     output: Path | None,
@@ -56,6 +62,13 @@ def build(
     """
     from aotpack.build import build as compile_package
 
+    if check is not None:
+        if sources or targets or shapes or output is not None or any(overrides.values()):
+            raise InputError("--check takes everything from the package", found="other options as well")
+        _check(console, check)
+        return
+    if not sources:
+        raise InputError("nothing to build", expected="a config, a folder with one, or a spec file")
     specs = read_sources(sources, overrides)
     exact = [_shape(text) for text in shapes]
     path = output if output is not None else default_output(sources)
@@ -67,6 +80,15 @@ def build(
         report = compile_package(specs, targets or ("cpu",), path, shapes=exact, progress=progress)
     data = _report(specs, report)
     console.show("aotpack.build/1", data, _text(data))
+
+
+def _check(console: Console, path: Path) -> None:
+    from aotpack.build import check_build
+
+    with BuildProgress(console) as progress:
+        report = check_build(path, progress=progress)
+    data = {"path": str(path), "digest": report.digest, "same": True, "seconds": round(report.seconds, 3)}
+    console.show("aotpack.build.check/1", data, f"{path} is byte for byte what is built here again")
 
 
 def _shape(text: str) -> tuple[int, int, int]:

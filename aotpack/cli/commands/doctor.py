@@ -9,6 +9,7 @@ import click
 
 from aotpack.cli.checks import Check, examine, facts
 from aotpack.cli.console import Console, talking
+from aotpack.cli.hostfile import write_host
 from aotpack.cli.text import columns
 from aotpack.errors import HostError
 
@@ -21,7 +22,7 @@ def doctor(console: Console) -> int:
     """Check this machine, line by line, with the remedy for each problem.
 
     Exits 5 when a problem keeps packages from running here; one that only keeps this machine from
-    building them does not count.
+    building them does not count. 'aotpack explain --host' reads what --json prints.
     """
     checks = list(examine())
     blocked = [check for check in checks if not check.ok and check.needed_for == "load"]
@@ -39,16 +40,8 @@ def doctor(console: Console) -> int:
 
 
 def _host() -> dict[str, Any]:
-    host = facts()
-    if host is None:
-        return {}
-    return {
-        "machine": host.machine,
-        "instruction_set": host.instruction_set,
-        "glibc": host.glibc,
-        "torch": host.torch,
-        "cuda_devices": [{**asdict(device)} for device in host.cuda_devices],
-    }
+    host = facts(whole=True)
+    return {} if host is None else write_host(host)
 
 
 def _text(console: Console, checks: list[Check]) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from aotpack.cli.console import Console, talking
+from aotpack.cli.hostfile import read_host
 from aotpack.cli.text import columns
 from aotpack.errors import HostError, NoVariantError
 from aotpack.package import Manifest, Package, Variant
-from aotpack.targets import HostFacts, match
+from aotpack.targets import HostFacts, choose, match
 
 __all__ = ["explain"]
 
@@ -21,26 +22,28 @@ _COLORS = {"optimal": "green", "usable": "yellow", "refused": "red"}
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@click.option(
+    "--host",
+    "host_file",
+    type=click.Path(path_type=Path),
+    help="Answer for another machine: what 'aotpack doctor --json' printed there.",
+)
 @talking
-def explain(console: Console, file: Path, device: str) -> int:
+def explain(console: Console, file: Path, device: str, host_file: Path | None) -> int:
     """Print every variant of a package with what this machine makes of it, and why.
 
-    A variant is optimal (it is the one that load takes), usable, or refused.
+    A variant is optimal (it is the one that load takes), usable, or refused. With --host, no torch is
+    needed here.
     """
-    from aotpack.runtime.host import host_facts
-    from aotpack.runtime.loading import choose_variants
-
     with Package.open(file) as package:
         manifest, digest = package.manifest, package.digest
-    needs = [variant.requires for variant in manifest.variants]
-    host = host_facts(
-        symbols={symbol for need in needs for symbol in need.torch_symbols},
-        libraries={name for need in needs for name in need.needed},
-    )
+    host = _facts(manifest, host_file)
     chosen: dict[str, Variant] = {}
     failure: NoVariantError | HostError | None = None
     try:
-        chosen, _ = choose_variants(manifest, device)
+        for spec in manifest.specs.values():
+            candidates = [v for v in manifest.variants if v.spec == spec.digest]
+            chosen[spec.digest] = choose(candidates, host, device).variant
     except (NoVariantError, HostError) as error:
         failure = error
     rows = [row for variant in manifest.variants for row in _rows(manifest, variant, chosen, host, device)]
@@ -52,6 +55,18 @@ def explain(console: Console, file: Path, device: str) -> int:
     if failure.remedy:
         console.say(f"  what to do: {failure.remedy}")
     return failure.exit_code
+
+
+def _facts(manifest: Manifest, host_file: Path | None) -> HostFacts:
+    needs = [variant.requires for variant in manifest.variants]
+    libraries = {name for need in needs for name in need.needed}
+    if host_file is not None:
+        return read_host(host_file, libraries)
+    from aotpack.runtime.host import host_facts
+
+    return host_facts(
+        symbols={symbol for need in needs for symbol in need.torch_symbols}, libraries=libraries
+    )
 
 
 def _rows(

@@ -17,11 +17,15 @@ __all__ = ["inspect"]
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--sbom", is_flag=True, help="Print a CycloneDX document: components and files.")
 @talking
-def inspect(console: Console, file: Path) -> None:
+def inspect(console: Console, file: Path, sbom: bool) -> None:
     """Print what is in a package: specs, variants, sizes, requirements, provenance."""
     with Package.open(file) as package:
         data = describe(package)
+        if sbom:
+            console.show("aotpack.sbom/1", document := _sbom(package), json.dumps(document, indent=2))
+            return
     data = {"path": str(file), "bytes": file.stat().st_size, **data}
     console.show("aotpack.inspect/1", data, _text(data))
 
@@ -41,6 +45,23 @@ def describe(package: Package) -> dict[str, Any]:
         ],
         "provenance": written["provenance"],
     }
+
+
+def _sbom(package: Package) -> dict[str, Any]:
+    """The bill of materials that the package records, completed with its files and their SHA-256."""
+    recorded = package.manifest.provenance.get("sbom", {})
+    files = {
+        f"{variant.target}/{variant.spec[:12]}/{program.name}.{program.specialisation}/{name}": key
+        for variant in package.manifest.variants
+        for program in variant.programs
+        for name, key in (("library.so", program.library), *program.kernels)
+    }
+    components = [
+        {"type": "file", "name": name, "hashes": [{"alg": "SHA-256", "content": key}]}
+        for name, key in files.items()
+    ]
+    head = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1}
+    return {**head, **recorded, "components": [*recorded.get("components", []), *components]}
 
 
 def _variant(manifest: Manifest, variant: Variant, plain: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +91,7 @@ def _text(data: dict[str, Any]) -> str:
         ("size", size(data["bytes"])),
         ("digest", data["digest"]),
         ("format", f"{data['format_version']}, calling convention {data['calling_convention']}"),
-        *((name, str(value)) for name, value in data["provenance"].items()),
+        *((name, value) for name, value in data["provenance"].items() if isinstance(value, str)),
     ]
     specs = [[name, _spec(entry["spec"]), entry["digest"][:12]] for name, entry in data["specs"].items()]
     return "\n\n".join(

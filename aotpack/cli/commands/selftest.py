@@ -17,12 +17,16 @@ __all__ = ["selftest"]
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+@click.option("--again", is_flag=True, help="Run, whatever an earlier test here found.")
 @talking
-def selftest(console: Console, file: Path, device: str) -> int:
-    """Run every spec of a package on its golden vectors, gradients and empty rows included."""
+def selftest(console: Console, file: Path, device: str, again: bool) -> int:
+    """Run every spec of a package on its golden vectors, gradients and empty rows included.
+
+    What passed is remembered in the cache folder, for this package, device, driver and torch.
+    """
     from aotpack.runtime.selftest import self_test
 
-    report = self_test(file, device)
+    report = self_test(file, device, remember=not again)
     rows = [
         {
             "spec": check.spec,
@@ -39,6 +43,7 @@ def selftest(console: Console, file: Path, device: str) -> int:
         "device": report.device,
         "target": report.target,
         "passed": report.passed,
+        "remembered": report.remembered,
         "checks": rows,
     }
     cells = [
@@ -52,7 +57,8 @@ def selftest(console: Console, file: Path, device: str) -> int:
         for check in report.checks
     ]
     table = columns(cells, ["spec", "what", "relative error", "at most", ""])
-    console.show("aotpack.selftest/1", data, f"{report.target} on {report.device}\n{table}")
+    when = ", remembered from an earlier test" if report.remembered else ""
+    console.show("aotpack.selftest/1", data, f"{report.target} on {report.device}{when}\n{table}")
     failed = sum(not check.passed for check in report.checks)
     if not failed:
         return 0
