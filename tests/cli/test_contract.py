@@ -18,6 +18,7 @@ ERRORS = {
     errors.NoVariantError: 3,
     errors.MismatchError: 3,
     errors.IntegrityError: 4,
+    errors.TrustError: 4,
     errors.HostError: 5,
     errors.OfflineError: 6,
     errors.SelfTestError: 7,
@@ -40,7 +41,19 @@ def failing(error):
 
 
 def test_every_command_is_there():
-    assert COMMANDS == ["bench", "build", "demo", "doctor", "explain", "inspect", "selftest", "verify"]
+    assert COMMANDS == [
+        "bench",
+        "build",
+        "cache",
+        "demo",
+        "doctor",
+        "explain",
+        "inspect",
+        "keygen",
+        "selftest",
+        "sign",
+        "verify",
+    ]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

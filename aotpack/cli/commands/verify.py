@@ -1,37 +1,78 @@
-"""``aotpack verify``: hash everything in a package. Needs no torch."""
+"""``aotpack verify``: hash everything in a package, and ask who signed it. Needs no torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from aotpack.cli.console import Console, talking
-from aotpack.cli.text import size
-from aotpack.errors import IntegrityError
+from aotpack.cli.text import fields, size
+from aotpack.errors import HostError, IntegrityError, TrustError
 from aotpack.package import Package
+from aotpack.trust import (
+    Signature,
+    TrustPolicy,
+    all_of,
+    pinned,
+    policy_from_environment,
+    read_signatures,
+    signature_path,
+    trusted_keys,
+)
 
-__all__ = ["verify"]
+__all__ = ["check_blobs", "verify"]
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    "keys",
+    metavar="PUB",
+    multiple=True,
+    help="A public key to trust, as a file or hex digits; one of several must have signed.",
+)
+@click.option(
+    "--digest", "digests", metavar="HEX", multiple=True, help="The digest it must have; one of several."
+)
 @talking
-def verify(console: Console, file: Path) -> None:
-    """Check the manifest and every blob of a package against their hashes."""
+def verify(console: Console, file: Path, keys: tuple[str, ...], digests: tuple[str, ...]) -> None:
+    """Check every byte of a package against its hashes, then who signed it.
+
+    With --key and --digest both must be right. With neither, a signature by one of the keys that
+    AOTPACK_TRUSTED_KEYS lists must be there, where that is set.
+    """
+    policy = _policy(keys, digests)
     with Package.open(file) as package:
-        wrong = [error for key in package.manifest.blobs if (error := _wrong(package, key)) is not None]
-        blobs = package.manifest.blobs
-        raw = sum(blob.raw_size for blob in blobs.values())
-        data = {"path": str(file), "digest": package.digest, "blobs": len(blobs), "raw_bytes": raw}
+        check_blobs(package)
+        blobs, digest = package.manifest.blobs, package.digest
+    raw = sum(blob.raw_size for blob in blobs.values())
+    signatures = _signatures(file, digest, policy)
+    data = {
+        "path": str(file),
+        "digest": digest,
+        "blobs": len(blobs),
+        "raw_bytes": raw,
+        "signatures": signatures,
+        "policy": None if policy is None else str(policy),
+        "trusted": None if policy is None else True,
+    }
+    head = f"{file}: {len(blobs)} blobs, {size(raw)} unpacked, all as the manifest says"
+    console.show("aotpack.verify/1", data, f"{head}\n{fields(_rows(data))}")
+
+
+def check_blobs(package: Package) -> None:
+    """Read every blob; ``IntegrityError`` names all that are wrong."""
+    blobs = package.manifest.blobs
+    wrong = [error for key in blobs if (error := _wrong(package, key)) is not None]
     if wrong:
         raise IntegrityError(
-            f"{file} was altered: {len(wrong)} of its {len(blobs)} blobs are wrong",
+            f"{package.name} was altered: {len(wrong)} of its {len(blobs)} blobs are wrong",
             found="".join(f"\n    {error.problem}" for error in wrong),
             remedy="fetch or build the package again",
         )
-    text = f"{file}: {len(blobs)} blobs, {size(raw)} unpacked, all as the manifest says"
-    console.show("aotpack.verify/1", data, f"{text}\ndigest {data['digest']}")
 
 
 def _wrong(package: Package, key: str) -> IntegrityError | None:
@@ -40,3 +81,51 @@ def _wrong(package: Package, key: str) -> IntegrityError | None:
     except IntegrityError as error:
         return error
     return None
+
+
+def _policy(keys: tuple[str, ...], digests: tuple[str, ...]) -> TrustPolicy | None:
+    policies = [pinned(*digests)] if digests else []
+    policies += [trusted_keys(*keys)] if keys else []
+    return all_of(*policies) if policies else policy_from_environment()
+
+
+def _signatures(file: Path, digest: str, policy: TrustPolicy | None) -> list[dict[str, Any]]:
+    """Whose signatures are there, after the policy has accepted them."""
+    found = read_signatures(file)
+    if policy is not None:
+        policy.check(str(file), digest, found)
+    if found is None:
+        return []
+    rows = [{"key_id": each.key_id, "valid": _valid(each, digest)} for each in found.signatures]
+    if found.digest != digest or (policy is None and any(row["valid"] is False for row in rows)):
+        raise TrustError(
+            f"{signature_path(file)} does not sign {file}",
+            expected=f"signatures of digest {digest}",
+            found=_defect(found.digest, digest, rows),
+            remedy="fetch both again, or delete the signature file and sign again",
+        )
+    return rows
+
+
+def _defect(signed: str, digest: str, rows: list[dict[str, Any]]) -> str:
+    if signed != digest:
+        return f"signatures of digest {signed}"
+    return f"one that does not verify, by key {', '.join(r['key_id'] for r in rows if r['valid'] is False)}"
+
+
+def _valid(signature: Signature, digest: str) -> bool | None:
+    try:
+        return signature.verifies(digest)
+    except HostError:
+        # Without cryptography: what was asked for was checked by then, and the rest is reported as it is.
+        return None
+
+
+def _rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+    words = {True: "", False: ", which does not verify", None: ", not checked: pip install 'aotpack[sign]'"}
+    rows = [("digest", data["digest"])]
+    rows += [("signed by", f"{row['key_id']}{words[row['valid']]}") for row in data["signatures"]]
+    rows += [] if data["signatures"] else [("signed by", "nobody")]
+    if data["policy"] is not None:
+        return [*rows, ("trusted", f"yes: {data['policy']}")]
+    return [*rows, ("trusted", "nothing says so: name keys or a digest (--key, --digest)")]
