@@ -31,8 +31,8 @@ class Package:
         front: of this source, where it was read before.
 
     Raises:
-        IntegrityError: not a package, or one that was truncated or altered.
-        HostError: a package of a format that this release of aotpack does not read.
+        IntegrityError: not a package, one that was truncated or altered, or one of a format that this
+            release of aotpack does not read.
     """
 
     def __init__(self, source: Source, front: Front | None = None) -> None:
@@ -46,7 +46,7 @@ class Package:
 
         Raises:
             InputError: the path is not there, is not a file, or may not be read.
-            IntegrityError, HostError: as for the class.
+            IntegrityError: as for the class.
         """
         source = FileSource(path)
         try:

@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from aotpack.errors import HostError, IntegrityError
+from aotpack.errors import IntegrityError
 from aotpack.package.manifest import FORMAT_VERSION, Manifest, canonical_json
 from aotpack.package.source import Source, read_exactly
 
@@ -83,8 +83,7 @@ def read_header(source: Source) -> Header:
     """Read the header alone.
 
     Raises:
-        IntegrityError: not a package.
-        HostError: a package of a format that this release of aotpack does not read.
+        IntegrityError: not a package, or one of a format that this release of aotpack does not read.
     """
     header = read_exactly(source, 0, _HEADER.size, "its header") if source.size >= len(MAGIC) else b""
     if not header.startswith(MAGIC):
@@ -100,8 +99,8 @@ def read_front(source: Source) -> Front:
     """Read and check the front, and that the blobs fill the rest of the file without gap or overlap.
 
     Raises:
-        IntegrityError: not a package, or one that was truncated or altered.
-        HostError: a package of a format that this release of aotpack does not read.
+        IntegrityError: not a package, one that was truncated or altered, or one of a format that this
+            release of aotpack does not read.
     """
     header = read_header(source)
     body = read_exactly(source, _HEADER.size, header.length, "its manifest")
@@ -119,11 +118,12 @@ def read_front(source: Source) -> Front:
 
 def _check_major(source: Source, major: int, minor: int) -> None:
     if major != FORMAT_VERSION[0]:
-        raise HostError(
+        # One damaged byte looks like this too, so it is an error of the bytes and not of the machine.
+        raise IntegrityError(
             f"{source.name} has a package format that this aotpack does not read",
             expected=f"format {FORMAT_VERSION[0]}.x",
             found=f"format {major}.{minor}",
-            remedy="install the aotpack release that wrote it, or build the package again",
+            remedy="install the aotpack release that wrote it, or fetch or build the package again",
         )
 
 

@@ -190,12 +190,12 @@ def test_what_is_not_a_package_is_called_that(data):
 
 def test_unknown_major_version_needs_another_release(golden):
     table, frames = split(golden)
-    with pytest.raises(HostError) as caught:
+    with pytest.raises(IntegrityError) as caught:
         Package(Memory(forge(table, frames, version=(2, 3))))
     assert str(caught.value) == (
         "memory has a package format that this aotpack does not read\n"
         "  expected: format 1.x\n  found: format 2.3\n"
-        "  what to do: install the aotpack release that wrote it, or build the package again"
+        "  what to do: install the aotpack release that wrote it, or fetch or build the package again"
     )
 
 
