@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Final, Literal
 
 import torch
@@ -17,7 +15,7 @@ from aotpack.runtime.host import host_facts
 from aotpack.runtime.programs import CompiledPrograms
 from aotpack.runtime.warmup import warm_up
 from aotpack.spec import AttentionSpec, differences
-from aotpack.store import Store
+from aotpack.store import Places, Store, is_url, open_package
 from aotpack.targets import Decision, choose
 
 __all__ = ["CALLING_CONVENTIONS", "Pack", "choose_variants", "load"]
@@ -82,35 +80,43 @@ class Pack:
 
 
 def load(
-    source: str | os.PathLike[str],
+    source: Places,
     device: str | torch.device = "cpu",
     *,
     specs: Wanted | None = None,
     on_miss: Literal["error", "eager"] = "error",
+    offline: bool | None = None,
 ) -> Pack:
     """Loads a package for one device; nothing is traced or compiled, now or later.
 
+    Of a package behind a URL, the index and the variant that runs here are read, and kept in the store: a
+    later load reads 48 bytes to see that the package is still the same.
+
     Args:
-        source: a package file, or a folder that holds one.
+        source: a package file, a folder that holds one, a URL (``s3://``, ``https://``, ``hf://``, ...), or a
+            list of such places that hold copies of one package, in the order in which they are tried.
         device: ``"cpu"``, ``"cuda"`` (the current device) or ``"cuda:N"``.
         specs: what the trainer needs, as in ``Pack.require``.
         on_miss: ``"eager"`` falls back to dense math, with one warning, where no variant runs here.
+        offline: load a URL from the store without any network call; by default what ``AOTPACK_OFFLINE`` says.
 
     Raises:
         InputError: there is no such file, or the device is unknown.
         MismatchError: the package was built for other specs.
         NoVariantError, HostError: no variant runs here; every variant and the reason is listed.
-        IntegrityError: the file is not what its manifest says.
+        HostError: a URL cannot be reached or read.
+        IntegrityError: the file is not what its manifest says, or replicas hold different packages.
+        OfflineError: offline, and the store does not hold what is needed.
     """
     where = _device(device)
     if on_miss not in ("error", "eager"):
         raise InputError("on_miss is wrong", expected="'error' or 'eager'", found=repr(on_miss))
-    with Package.open(_file(Path(source))) as package:
-        if specs is not None:
-            _require(package.manifest.specs, specs)
+    store = Store()
+    with open_package(source, store, offline=offline) as package:
+        _admit(package, specs)
         try:
             chosen, _ = choose_variants(package.manifest, str(where))
-            attentions = _attentions(package, chosen, where)
+            attentions = _attentions(package, chosen, where, store)
         except (NoVariantError, HostError) as error:
             if on_miss == "error":
                 raise
@@ -146,12 +152,18 @@ def choose_variants(manifest: Manifest, device: str) -> tuple[dict[str, Variant]
     return chosen, decisions
 
 
+def _admit(package: Package, specs: Wanted | None) -> None:
+    """Refuses a package by its name, digest and manifest, before any of its frames is read."""
+    if specs is not None:
+        _require(package.manifest.specs, specs)
+
+
 def _attentions(
-    package: Package, chosen: Mapping[str, Variant], device: torch.device
+    package: Package, chosen: Mapping[str, Variant], device: torch.device, store: Store
 ) -> dict[str, Attention]:
-    # The store may hold a sound copy already; a file that is damaged is refused all the same.
-    package.check_frames(key for variant in chosen.values() for key in variant.code)
-    store = Store()
+    if not is_url(package.name):
+        # The store may hold a sound copy already; a file that is damaged is refused all the same.
+        package.check_frames(key for variant in chosen.values() for key in variant.code)
     programs = {
         digest: CompiledPrograms(variant, store.unpack(package, variant), device)
         for digest, variant in chosen.items()
@@ -193,20 +205,6 @@ def _nearest(found: Mapping[str, AttentionSpec], name: str | None, spec: Attenti
     if name in found:
         return str(name)
     return min(found, key=lambda known: len(differences(spec, found[known])))
-
-
-def _file(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    packages = sorted(path.glob("*.aotpack"))
-    if len(packages) != 1:
-        raise InputError(
-            f"the folder {path} does not hold exactly one package",
-            expected="one .aotpack file",
-            found=", ".join(p.name for p in packages) or "none",
-            remedy="name the file",
-        )
-    return packages[0]
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import time
 import warnings
@@ -17,6 +18,7 @@ __all__ = ["PATIENCE", "Patience", "RemoteSource"]
 
 T = TypeVar("T")
 _CREDENTIALS: Final = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError")
+_PASSED_AT_ONCE: Final = 1 << 20
 _PASSING: Final = (408, 425, 429)
 
 
@@ -88,7 +90,7 @@ class RemoteSource:
         data = io.BytesIO()
         while offset < end:
             stop = min(end, offset + self._patience.piece)
-            piece = self._persist(lambda start=offset, stop=stop: self._fetch(start, stop))  # type: ignore[misc]
+            piece = self._persist(functools.partial(self._fetch, offset, stop))
             data.write(piece)
             offset += len(piece)
             if self._on_bytes is not None:
@@ -142,7 +144,7 @@ class RemoteSource:
     def _passing_over(self, skip: int, size: int) -> bytes:
         data = io.BytesIO()
         with self._fs.open(self._path, "rb", block_size=0) as stream:
-            while skip > 0 and (passed := stream.read(min(skip, self._patience.piece))):
+            while skip > 0 and (passed := stream.read(min(skip, _PASSED_AT_ONCE))):
                 skip -= len(passed)
             while data.tell() < size and (part := stream.read(size - data.tell())):
                 data.write(part)
