@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from aotpack.errors import InputError, IntegrityError, OutputError
-from aotpack.package.fields import Document, Fields, Form
+from aotpack.fields import Document, Fields, Form
 
 __all__ = ["NAME", "Locked", "Lockfile", "find_lockfile"]
 

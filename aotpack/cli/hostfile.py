@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aotpack.errors import InputError, IntegrityError
-from aotpack.package.fields import Document, Fields, Form
+from aotpack.fields import Document, Fields, Form
 from aotpack.targets import CudaDevice, HostFacts
 
 __all__ = ["LIBRARIES", "read_host", "write_host"]

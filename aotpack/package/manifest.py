@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from aotpack.errors import AotpackError
-from aotpack.package.fields import Fields, Form
+from aotpack.fields import Fields, Form
 from aotpack.spec import AttentionSpec
 from aotpack.targets import CudaRequirements, Kernel, Requirements
 

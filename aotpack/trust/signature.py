@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from aotpack.errors import InputError, IntegrityError
+from aotpack.fields import Document, Fields, Form
 from aotpack.trust.files import read_file, replace_file
 from aotpack.trust.keys import PrivateKey, PublicKey
 
@@ -30,9 +30,9 @@ __all__ = [
 MAX_SIGNATURE_FILE: Final = 1 << 16
 SIGNATURE_SUFFIX: Final = ".sig"
 _SCHEMA: Final = "aotpack.signatures/1"
-_DIGEST: Final = (r"[0-9a-f]{64}", "a SHA-256 in 64 lowercase hex digits")
-_KEY: Final = (r"[0-9a-f]{64}", "an Ed25519 public key in 64 lowercase hex digits")
-_SIGNATURE: Final = (r"[A-Za-z0-9+/]{85}[AQgw]==", "64 bytes in base64")
+_DIGEST: Final = Form(r"[0-9a-f]{64}", "a SHA-256 in 64 lowercase hex digits")
+_KEY: Final = Form(r"[0-9a-f]{64}", "an Ed25519 public key in 64 lowercase hex digits")
+_SIGNATURE: Final = Form(r"[A-Za-z0-9+/]{85}[AQgw]==", "64 bytes in base64")
 _REMEDY: Final = "fetch it again, or delete it and sign the package again"
 
 
@@ -160,26 +160,23 @@ def parse_signatures(data: bytes, name: str) -> Signatures:
     Raises:
         IntegrityError: not a signature file, or one that this release of aotpack does not read.
     """
-    table = _Fields(_load(data, name), "", name)
+    table = Fields(_load(data, name), document=Document(f"signature file {name}", _REMEDY))
     _check_schema(table, name)
     digest = table.text("digest", _DIGEST)
-    rows = table.value("signatures")
+    signatures = tuple(_signature(row) for row in table.tables("signatures"))
     table.finish()
-    if not isinstance(rows, list) or not rows:
-        raise table.wrong("signatures", "a list of at least one signature")
-    signatures = tuple(_signature(_Fields(row, f"signatures[{i}]", name)) for i, row in enumerate(rows))
-    keys = [signature.key_id for signature in signatures]
-    if len(set(keys)) != len(keys):
-        raise table.wrong("signatures", "one signature for each key")
+    keys = {signature.key_id for signature in signatures}
+    if not keys or len(keys) != len(signatures):
+        table.wrong("signatures", "one signature for each of at least one key")
     return Signatures(digest=digest, signatures=signatures)
 
 
 def check_digest(digest: str) -> str:
     """The digest, where it is one; else ``InputError``."""
-    if not isinstance(digest, str) or re.fullmatch(_DIGEST[0], digest) is None:
+    if not _DIGEST.fits(digest):
         problem = "that is not the digest of a package"
         remedy = "take it from aotpack inspect or aotpack verify"
-        raise InputError(problem, expected=_DIGEST[1], found=reprlib.repr(digest), remedy=remedy)
+        raise InputError(problem, expected=_DIGEST.words, found=reprlib.repr(digest), remedy=remedy)
     return digest
 
 
@@ -212,8 +209,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _check_schema(table: _Fields, name: str) -> None:
-    schema = table.text("schema", (r"aotpack\.signatures/[0-9]{1,9}", f'"{_SCHEMA}"'))
+def _check_schema(table: Fields, name: str) -> None:
+    schema = table.text("schema", Form(r"aotpack\.signatures/[0-9]{1,9}", f'"{_SCHEMA}"'))
     if schema != _SCHEMA:
         raise IntegrityError(
             f"{name} has a signature format that this aotpack does not read",
@@ -223,51 +220,10 @@ def _check_schema(table: _Fields, name: str) -> None:
         )
 
 
-def _signature(row: _Fields) -> Signature:
+def _signature(row: Fields) -> Signature:
     key = PublicKey(bytes.fromhex(row.text("public_key", _KEY)))
     if row.text("key_id", _DIGEST) != key.key_id:
-        raise row.wrong("key_id", f"the SHA-256 of its public key, {key.key_id}")
+        row.wrong("key_id", f"the SHA-256 of its public key, {key.key_id}")
     value = base64.b64decode(row.text("signature", _SIGNATURE))
     row.finish()
     return Signature(public_key=key, value=value)
-
-
-class _Fields:
-    """One JSON object that is being read; every error carries the path of the field that is wrong."""
-
-    def __init__(self, data: object, path: str, name: str) -> None:
-        self._path, self._name, self._asked = path, name, set[str]()
-        if not isinstance(data, dict):
-            raise self._error(path or "(the whole)", "an object", reprlib.repr(data))
-        self._data: dict[str, object] = data
-
-    def value(self, key: str) -> object:
-        """A field as it is."""
-        self._asked.add(key)
-        if key not in self._data:
-            raise self._error(self._at(key), "a value", None)
-        return self._data[key]
-
-    def text(self, key: str, form: tuple[str, str]) -> str:
-        """A string that fits a pattern; the form is the pattern and the words for it."""
-        value = self.value(key)
-        if not isinstance(value, str) or re.fullmatch(form[0], value) is None:
-            raise self.wrong(key, form[1])
-        return value
-
-    def wrong(self, key: str, expected: str) -> IntegrityError:
-        """The error for one of the fields."""
-        return self._error(self._at(key), expected, reprlib.repr(self._data[key]))
-
-    def finish(self) -> None:
-        """Refuse fields that nobody asked for."""
-        for key in sorted(self._data.keys() - self._asked):
-            expected = f"the fields {', '.join(sorted(self._asked))} and no others"
-            raise self._error(self._path or "(the whole)", expected, reprlib.repr(key))
-
-    def _at(self, key: str) -> str:
-        return f"{self._path}.{key}".lstrip(".")
-
-    def _error(self, path: str, expected: str, found: str | None) -> IntegrityError:
-        problem = f"signature file {self._name} is wrong in field '{path}'"
-        return IntegrityError(problem, expected=expected, found=found or "nothing", remedy=_REMEDY)

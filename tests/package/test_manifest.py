@@ -7,7 +7,7 @@ import pytest
 
 from aotpack.errors import InputError, IntegrityError
 from aotpack.package import Manifest, Package, Program, write_package
-from aotpack.package.fields import Fields, Form
+from aotpack.fields import Fields, Form
 from aotpack.package.manifest import canonical_json
 
 DIGEST = "a SHA-256 in 64 lowercase hex digits"

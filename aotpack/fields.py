@@ -149,8 +149,10 @@ class Fields:
         return f"{self._path}.{key}".lstrip(".")
 
     def _error(self, path: str, expected: str, found: object) -> IntegrityError:
+        # What was read may hold control characters, and a message ends up on a terminal.
+        shown = path.encode("unicode_escape").decode()
         return IntegrityError(
-            f"{self._document.name} field '{path}' is wrong",
+            f"{self._document.name} field '{shown}' is wrong",
             expected=expected,
             found=_REPR.repr(found),
             remedy=self._document.remedy,
