@@ -40,11 +40,11 @@ class KeptSource:
         front: of the package.
         data: the bytes of the front.
         replicas: where the frames are.
-        frames: where they are kept.
+        frames: where they are kept; None keeps none.
     """
 
     def __init__(
-        self, name: str, front: Front, data: bytes, replicas: Sequence[Source], frames: KeptParts
+        self, name: str, front: Front, data: bytes, replicas: Sequence[Source], frames: KeptParts | None
     ) -> None:
         self.name: str = name
         self._front = front
@@ -68,14 +68,14 @@ class KeptSource:
         if offset + size <= self._front.size:
             return self._data[offset : offset + size]
         key, digest = self._frame(offset, size)
-        kept = self._frames.read(digest)
+        kept = self._frames.read(digest) if self._frames else None
         self._used[digest] = None
         if kept is not None:
             return kept
         if not self._replicas:
             raise _not_kept(self.name, self._front, key)
         data = self._fetch(offset, size, digest)
-        if hashlib.sha256(data).hexdigest() == digest:
+        if self._frames and hashlib.sha256(data).hexdigest() == digest:
             self._frames.keep(digest, data)
         return data
 
@@ -84,7 +84,8 @@ class KeptSource:
 
     def forget_frames(self) -> None:
         """Delete the kept frames that were read through here: the caller has unpacked them."""
-        self._frames.remove(self._used)
+        if self._frames:
+            self._frames.remove(self._used)
 
     def _frame(self, offset: int, size: int) -> tuple[str, str]:
         for key, blob in self._front.manifest.blobs.items():

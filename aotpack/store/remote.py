@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from aotpack.errors import AotpackError, HostError, InputError
 from aotpack.store.urls import connect, scrubbed, shown
 
-__all__ = ["PATIENCE", "Patience", "RemoteSource"]
+__all__ = ["PATIENCE", "Patience", "RemoteSource", "read_beside", "reason"]
 
 T = TypeVar("T")
 _CREDENTIALS: Final = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError")
@@ -175,6 +175,18 @@ class RemoteSource:
         return (error.__cause__ if hidden else None) or error
 
 
+def read_beside(url: str, limit: int, *, patience: Patience = PATIENCE) -> bytes | None:
+    """A small file, at most ``limit + 1`` bytes of it; None where there is none.
+
+    Raises:
+        HostError: it cannot be reached or may not be read.
+    """
+    try:
+        return RemoteSource(url, patience=patience).read_range(0, limit + 1)
+    except InputError:
+        return None
+
+
 def _final(name: str, error: BaseException) -> AotpackError | None:
     """The error of a failure that another attempt will not mend; None where it may."""
     status = _status(error)
@@ -184,20 +196,20 @@ def _final(name: str, error: BaseException) -> AotpackError | None:
     if status in (401, 403) or refused:
         return HostError(
             f"{name} may not be read with the credentials of this process",
-            found=_reason(error),
+            found=reason(error),
             remedy="log in, or set the credentials of this service in the environment",
         )
     if isinstance(error, ImportError):
-        return HostError(f"{name} needs a package: {_reason(error)}", remedy="install it")
+        return HostError(f"{name} needs a package: {reason(error)}", remedy="install it")
     if status is not None and 400 <= status < 500 and status not in _PASSING:
-        return HostError(f"{name} cannot be read: {_reason(error)}", remedy="check the URL and its server")
+        return HostError(f"{name} cannot be read: {reason(error)}", remedy="check the URL and its server")
     return None
 
 
 def _given_up(name: str, error: BaseException, attempts: int) -> HostError:
     return HostError(
         f"{name} cannot be read",
-        found=f"{_reason(error)}, {attempts} times",
+        found=f"{reason(error)}, {attempts} times",
         remedy="check the network and the server, and try again: what was fetched is not fetched again",
     )
 
@@ -212,8 +224,8 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
-def _reason(error: BaseException) -> str:
-    """What went wrong, in a few words and without secrets."""
+def reason(error: BaseException) -> str:
+    """What went wrong in a library, in a few words and without secrets."""
     status, phrase = _status(error), getattr(error, "message", "")
     if status is not None:
         return f"HTTP status {status} {phrase if isinstance(phrase, str) else ''}".rstrip()

@@ -54,12 +54,13 @@ def sibling(url: str, suffix: str) -> str:
     return urlunsplit(parts._replace(path=parts.path + suffix))
 
 
-def connect(url: str, seconds: float) -> tuple[AbstractFileSystem, str]:
+def connect(url: str, seconds: float, *, retries: bool = False) -> tuple[AbstractFileSystem, str]:
     """The file system of a URL, and its name for the file.
 
     Args:
         url: of the file.
         seconds: after which a request is given up.
+        retries: let the library of the protocol try again on its own.
 
     Raises:
         HostError: the package that speaks this protocol is not installed.
@@ -70,7 +71,7 @@ def connect(url: str, seconds: float) -> tuple[AbstractFileSystem, str]:
     protocol = urlsplit(url).scheme
     try:
         # A file system of its own: fsspec's shared ones remember listings, and a file may be replaced.
-        fs, path = fsspec.url_to_fs(url, skip_instance_cache=True, **_options(protocol, seconds))
+        fs, path = fsspec.url_to_fs(url, skip_instance_cache=True, **_options(protocol, seconds, retries))
     except ImportError:
         raise _not_installed(protocol) from None
     except ValueError as error:
@@ -79,13 +80,12 @@ def connect(url: str, seconds: float) -> tuple[AbstractFileSystem, str]:
             expected="a path, or a URL such as s3://, https:// or hf://",
             remedy="check the URL",
         ) from None
-    if protocol in ("s3", "s3a"):
-        # Retries are made here, where they are counted; its own would multiply them.
+    if protocol in ("s3", "s3a") and not retries:
         fs.retries = 1
     return fs, path
 
 
-def _options(protocol: str, seconds: float) -> dict[str, Any]:
+def _options(protocol: str, seconds: float, retries: bool) -> dict[str, Any]:
     from fsspec.config import conf
 
     given: dict[str, Any] = conf.get(protocol, {})
@@ -97,7 +97,9 @@ def _options(protocol: str, seconds: float) -> dict[str, Any]:
         headers = {"Accept-Encoding": "identity", **given.get("headers", {})}
         return {"client_kwargs": {**client, **given.get("client_kwargs", {})}, "headers": headers}
     if protocol in ("s3", "s3a"):
-        limits = {"connect_timeout": seconds, "read_timeout": seconds, "retries": {"total_max_attempts": 1}}
+        limits: dict[str, Any] = {"connect_timeout": seconds, "read_timeout": seconds}
+        if not retries:
+            limits["retries"] = {"total_max_attempts": 1}
         return {"config_kwargs": {**limits, **given.get("config_kwargs", {})}, "use_listings_cache": False}
     return {}
 
