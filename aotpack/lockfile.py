@@ -70,19 +70,19 @@ class Lockfile:
             raise IntegrityError(
                 f"the lock {where} is no JSON", found=error, remedy="run 'aotpack lock' again"
             ) from error
-        table = Fields(data, document=Document(f"lock {where}", "run 'aotpack lock' again"))
-        table.text("schema", Form(SCHEMA, SCHEMA))
-        packages = table.table("packages")
-        locked = {name: _locked(packages.table(name)) for name in packages.keys(_WORD)}
-        table.finish()
-        return cls(path=where.absolute(), packages=locked)
+        return cls(path=where.absolute(), packages=_packages(data, where))
 
     def write(self) -> None:
         """To its file, all of it or nothing.
 
         Raises:
+            InputError: a name, a digest or a source that no lock may have.
             OutputError: the path cannot be written.
         """
+        try:
+            _packages(self.to_dict(), self.path)
+        except IntegrityError as error:
+            raise InputError(error.problem, expected=error.expected, found=error.found) from error
         text = json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
         temporary = self.path.with_name(f".{self.path.name}-{os.getpid()}-{secrets.token_hex(4)}")
         try:
@@ -151,6 +151,15 @@ def find_lockfile(path: str | os.PathLike[str] | None = None) -> Lockfile | None
 
 
 _REMEDY: Final = "check the path, or run 'aotpack lock'"
+
+
+def _packages(data: object, path: Path) -> dict[str, Locked]:
+    table = Fields(data, document=Document(f"lock {path}", "run 'aotpack lock' again"))
+    table.text("schema", Form(SCHEMA, SCHEMA))
+    packages = table.table("packages")
+    locked = {name: _locked(packages.table(name)) for name in packages.keys(_WORD)}
+    table.finish()
+    return locked
 
 
 def _locked(table: Fields) -> Locked:

@@ -13,6 +13,9 @@ from aotpack.cli.commands.doctor import doctor
 from aotpack.cli.commands.explain import explain
 from aotpack.cli.commands.inspect import inspect
 from aotpack.cli.commands.keygen import keygen
+from aotpack.cli.commands.lock import lock
+from aotpack.cli.commands.pull import pull
+from aotpack.cli.commands.push import push
 from aotpack.cli.commands.selftest import selftest
 from aotpack.cli.commands.sign import sign
 from aotpack.cli.commands.verify import verify
@@ -31,5 +34,20 @@ def app() -> None:
     """Compile a drafter's attention once per device type; train with it anywhere."""
 
 
-for _command in (build, inspect, explain, verify, selftest, doctor, cache, keygen, sign, demo, bench):
+for _command in (
+    build,
+    inspect,
+    lock,
+    explain,
+    verify,
+    selftest,
+    doctor,
+    push,
+    pull,
+    cache,
+    keygen,
+    sign,
+    demo,
+    bench,
+):
     app.add_command(_command)

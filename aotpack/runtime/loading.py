@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal
@@ -9,6 +10,7 @@ from typing import Final, Literal
 import torch
 
 from aotpack.errors import HostError, InputError, MismatchError, NoVariantError
+from aotpack.lockfile import Lockfile, find_lockfile
 from aotpack.package import Manifest, Package, Variant
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.host import host_facts
@@ -16,7 +18,9 @@ from aotpack.runtime.programs import CompiledPrograms
 from aotpack.runtime.warmup import warm_up
 from aotpack.spec import AttentionSpec, differences
 from aotpack.store import Places, Store, is_url, open_package
+from aotpack.store.signatures import signatures_of
 from aotpack.targets import Decision, choose
+from aotpack.trust import TrustPolicy, policy_from_environment
 
 __all__ = ["CALLING_CONVENTIONS", "Pack", "choose_variants", "load"]
 
@@ -85,6 +89,8 @@ def load(
     *,
     specs: Wanted | None = None,
     on_miss: Literal["error", "eager"] = "error",
+    trust: TrustPolicy | None = None,
+    lock: str | os.PathLike[str] | None = None,
     offline: bool | None = None,
 ) -> Pack:
     """Loads a package for one device; nothing is traced or compiled, now or later.
@@ -94,10 +100,15 @@ def load(
 
     Args:
         source: a package file, a folder that holds one, a URL (``s3://``, ``https://``, ``hf://``, ...), or a
-            list of such places that hold copies of one package, in the order in which they are tried.
+            list of such places that hold copies of one package, in the order in which they are tried; or a
+            name in the lock.
         device: ``"cpu"``, ``"cuda"`` (the current device) or ``"cuda:N"``.
         specs: what the trainer needs, as in ``Pack.require``.
         on_miss: ``"eager"`` falls back to dense math, with one warning, where no variant runs here.
+        trust: who must have made the package (``aotpack.trust``); by default one of the keys that
+            ``AOTPACK_TRUSTED_KEYS`` names, or nobody where it is not set.
+        lock: a lock file; by default ``$AOTPACK_LOCK``, or ``aotpack.lock`` in this folder. Where there is
+            one, no other package is taken than those it names.
         offline: load a URL from the store without any network call; by default what ``AOTPACK_OFFLINE`` says.
 
     Raises:
@@ -105,15 +116,25 @@ def load(
         MismatchError: the package was built for other specs.
         NoVariantError, HostError: no variant runs here; every variant and the reason is listed.
         HostError: a URL cannot be reached or read.
-        IntegrityError: the file is not what its manifest says, or replicas hold different packages.
+        IntegrityError: the file is not what its manifest says, replicas hold different packages, or it is
+            not the one that is locked.
+        TrustError: the policy does not accept the package.
         OfflineError: offline, and the store does not hold what is needed.
     """
     where = _device(device)
     if on_miss not in ("error", "eager"):
         raise InputError("on_miss is wrong", expected="'error' or 'eager'", found=repr(on_miss))
-    store = Store()
-    with open_package(source, store, offline=offline) as package:
-        _admit(package, specs)
+    store, locked = Store(), find_lockfile(lock)
+    name, places = _resolve(source, locked)
+    with open_package(places, store, offline=offline) as package:
+        if locked is not None:
+            locked.check(package.name, package.digest, name)
+        if (policy := policy_from_environment() if trust is None else trust) is not None:
+            signed = policy.needs_signatures
+            signatures = signatures_of(places, package.digest, store, offline=offline) if signed else None
+            policy.check(package.name, package.digest, signatures)
+        if specs is not None:
+            _require(package.manifest.specs, specs)
         try:
             chosen, _ = choose_variants(package.manifest, str(where))
             attentions = _attentions(package, chosen, where, store)
@@ -152,10 +173,11 @@ def choose_variants(manifest: Manifest, device: str) -> tuple[dict[str, Variant]
     return chosen, decisions
 
 
-def _admit(package: Package, specs: Wanted | None) -> None:
-    """Refuses a package by its name, digest and manifest, before any of its frames is read."""
-    if specs is not None:
-        _require(package.manifest.specs, specs)
+def _resolve(source: Places, locked: Lockfile | None) -> tuple[str | None, Places]:
+    """The name under which a source is locked, if it is a name, and where it is."""
+    if locked is not None and isinstance(source, str) and (found := locked.sources(source)) is not None:
+        return source, found
+    return None, source
 
 
 def _attentions(
