@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import socket
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["FileServer", "Request"]
+__all__ = ["FileServer", "Request", "s3_server"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +33,7 @@ class FileServer:
     """Serves ``files`` by path on loopback; a context manager.
 
     Attributes:
-        files: bytes by path, with its slash; PUT adds to them.
+        files: bytes by path, with its slash; PUT adds to them, but not to ``/refused``.
         faults: what to do wrong, one for each coming request: drop, truncate, stall, ignore-range,
             wrong-range, too-much, an HTTP status, or ``""`` for nothing.
         always: what to do wrong with every request, after the faults.
@@ -92,6 +98,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
         else:
             data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.startswith("/refused"):
+            self._note(0)
+            self._head(405, {"Content-Length": "0"})
+            return
         self.owner.files[self.path.partition("?")[0]] = data
         self._note(0)
         self._head(201, {"Content-Length": "0"})
@@ -155,3 +165,46 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner.requests.append(
             Request(method=self.command, path=self.path, range=self.headers.get("Range"), sent=sent)
         )
+
+
+@contextlib.contextmanager
+def s3_server(bucket: str) -> Iterator[dict[str, str]]:
+    """An S3 server in a process of its own, with one bucket; the environment with which it is reached."""
+    import boto3
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    quiet = subprocess.DEVNULL
+    server = subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, **environment})
+    try:
+        client = boto3.client(
+            "s3",
+            endpoint_url=environment["AWS_ENDPOINT_URL"],
+            region_name="us-east-1",
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+        )
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=1):
+                    break
+            except OSError:
+                assert time.monotonic() < deadline, "the S3 server does not start"
+                time.sleep(0.1)
+        client.create_bucket(Bucket=bucket)
+        yield environment
+    finally:
+        server.terminate()
+        server.wait()
