@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -14,10 +15,12 @@ import torch
 from aotpack.build import absent, build, elf
 from aotpack.build.absent import DEVICES, replacements
 from aotpack.build.cuda_toolkit import DRIVER_SYMBOLS
+from aotpack.drafter import specs_from_config
 from aotpack.errors import NoVariantError
 from aotpack.package import Manifest, Package, Variant
 from aotpack.spec import AttentionSpec, MaskSpec
-from aotpack.targets import CudaDevice, HostFacts, Reason, match
+from aotpack.targets import CudaDevice, HostFacts, Reason, Target, match
+from tests.conftest import EXAMPLES
 
 SPEC = AttentionSpec(
     heads=4, kv_heads=2, head_dim=64, dtype="bfloat16", mask=MaskSpec(family="dflash", block_size=16)
@@ -138,6 +141,62 @@ def test_building_replaces_nothing_in_the_callers_process(hopper: Path) -> None:
         assert getattr(row.present, "__module__", None) != "aotpack.build.absent"
 
 
+# Tensor core instructions of each architecture; wgmma is HGMMA in SASS, tcgen05.mma is UTCHMMA.
+MATRIX = {
+    "sm_80": "HMMA",
+    "sm_86": "HMMA",
+    "sm_89": "HMMA",
+    "sm_90": "HGMMA",
+    "sm_100": "UTCHMMA",
+    "sm_120": "HMMA",
+}
+
+
+def check_disassembly(package: Path, folder: Path) -> None:
+    """Each cubin's machine code is its target's, uses its tensor cores, and spills as the manifest says."""
+    tool = Path(importlib.import_module("triton").__file__ or "").parent / "backends/nvidia/bin/cuobjdump"
+    with Package.open(package) as opened:
+        for variant in opened.manifest.variants:
+            if variant.requires.cuda is None:
+                continue
+            capability = variant.requires.cuda.capability.rstrip("af")
+            assert variant.target == f"cuda-sm{capability.replace('.', '')}"
+            spills = {(k.name, k.spills) for k in variant.requires.cuda.kernels}
+            for name, key in {pair for program in variant.programs for pair in program.kernels}:
+                (folder / name).write_bytes(opened.read_blob(key))
+                text = run(str(tool), "-sass", str(folder / name))
+                (target,) = re.findall(r"code for (sm_\d+)", text)
+                assert variant.target == f"cuda-{target.replace('_', '')}"
+                (function,) = re.findall(r"Function : (\S+)", text)
+                ops = set(
+                    re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)", text, re.MULTILINE)
+                )
+                # Local memory is touched where, and only where, registers were spilled.
+                assert ((function, 0) in spills) != bool(ops & {"STL", "LDL"}), function
+                if "_tem_" in function:
+                    assert MATRIX[target] in ops, function
+
+
+def test_the_committed_package_is_whole_small_and_for_five_targets(tmp_path: Path) -> None:
+    artifact = Path(__file__).parent.parent.parent / "artifacts" / "qwen3-8b-dflash.aotpack"
+    assert artifact.stat().st_size < 6_000_000
+    with Package.open(artifact) as package:
+        assert [v.target for v in package.manifest.variants] == [
+            "cpu-x86_64-v3",
+            "cuda-sm80",
+            "cuda-sm90",
+            "cuda-sm100",
+            "cuda-sm120",
+        ]
+        assert package.manifest.specs == specs_from_config(EXAMPLES / "qwen3-8b-dflash")
+        package.check_frames(package.manifest.blobs)
+    check_disassembly(artifact, tmp_path)
+
+
+def test_the_cubins_are_hopper_code(hopper: Path, tmp_path: Path) -> None:
+    check_disassembly(hopper, tmp_path)
+
+
 def host(capability: tuple[int, int], shared_memory: int, driver: str | None = "580.95.05") -> HostFacts:
     device = CudaDevice(name="GPU", capability=capability, shared_memory=shared_memory, driver=driver)
     return HostFacts(machine="x86_64", instruction_set="x86_64-v4", glibc="2.39", cuda_devices=(device,))
@@ -169,11 +228,16 @@ def test_loading_without_a_gpu_names_the_variant(hopper: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_every_device_type_builds_and_a_second_build_is_the_same(built: Path) -> None:
+def test_every_device_type_builds_and_a_second_build_is_the_same(built: Path, tmp_path: Path) -> None:
     names = ["cuda-sm80", "cuda-sm86", "cuda-sm89", "cuda-sm100", "cuda-sm120"]
     variants = variants_of({"full": SPEC}, names, built / "all.aotpack")
     found = {v.target: v.requires.cuda.capability for v in variants if v.requires.cuda}
     assert found == dict(zip(names, ["8.0", "8.6", "8.9", "10.0a", "12.0a"], strict=True))
+    check_disassembly(built / "all.aotpack", tmp_path)
+    shared = {
+        v.target: max(k.shared_memory for k in v.requires.cuda.kernels) for v in variants if v.requires.cuda
+    }
+    assert all(size <= DEVICES[Target.parse(t).capability].shared_memory for t, size in shared.items())  # type: ignore[index]
     # In one process with a spec that differs in the mask's parameters alone.
     sliding = replace(SPEC, mask=MaskSpec(family="dflash", block_size=16, window=64))
     again = variants_of({"sliding": sliding, "full": SPEC}, names[:1], built / "again.aotpack")
