@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 
@@ -18,13 +18,15 @@ from aotpack.runtime.programs import CompiledPrograms
 from aotpack.runtime.warmup import warm_up
 from aotpack.spec import AttentionSpec, differences
 from aotpack.store import Places, Store, is_url, open_package
-from aotpack.store.signatures import signatures_of
 from aotpack.targets import Decision, choose
-from aotpack.trust import TrustPolicy, policy_from_environment
+
+if TYPE_CHECKING:
+    from aotpack.trust import TrustPolicy
 
 __all__ = ["CALLING_CONVENTIONS", "Pack", "choose_variants", "load"]
 
 CALLING_CONVENTIONS: Final = (1,)
+TRUSTED_KEYS: Final = "AOTPACK_TRUSTED_KEYS"
 Wanted = AttentionSpec | Mapping[str, AttentionSpec] | Iterable[AttentionSpec]
 
 
@@ -129,10 +131,8 @@ def load(
     with open_package(places, store, offline=offline) as package:
         if locked is not None:
             locked.check(package.name, package.digest, name)
-        if (policy := policy_from_environment() if trust is None else trust) is not None:
-            signed = policy.needs_signatures
-            signatures = signatures_of(places, package.digest, store, offline=offline) if signed else None
-            policy.check(package.name, package.digest, signatures)
+        if trust is not None or TRUSTED_KEYS in os.environ:
+            _trust(package, places, store, trust, offline)
         if specs is not None:
             _require(package.manifest.specs, specs)
         try:
@@ -171,6 +171,20 @@ def choose_variants(manifest: Manifest, device: str) -> tuple[dict[str, Variant]
         chosen[spec.digest] = choice.variant
         decisions = decisions or choice.decisions
     return chosen, decisions
+
+
+def _trust(
+    package: Package, places: Places, store: Store, trust: TrustPolicy | None, offline: bool | None
+) -> None:
+    # Imported here: most loads have no policy.
+    from aotpack.store.signatures import signatures_of
+    from aotpack.trust import policy_from_environment
+
+    policy = trust or policy_from_environment()
+    if policy is not None:
+        signed = policy.needs_signatures
+        signatures = signatures_of(places, package.digest, store, offline=offline) if signed else None
+        policy.check(package.name, package.digest, signatures)
 
 
 def _resolve(source: Places, locked: Lockfile | None) -> tuple[str | None, Places]:
