@@ -100,6 +100,7 @@ def test_pull_fills_the_store_for_a_target(server, url, root):
             "digest": package.digest,
             "targets": [CPU],
             "path": str(root),
+            "signed": False,
             "bytes_read": front + sum(frames),
         }
     assert server.sent == front + sum(frames)

@@ -15,6 +15,7 @@ from aotpack.errors import HostError, NoVariantError, OfflineError
 from aotpack.package import Package, Variant
 from aotpack.store import Store, is_offline, is_url, open_package
 from aotpack.store.downloads import download
+from aotpack.store.signatures import signatures_of
 from aotpack.store.urls import shown
 from aotpack.targets import Target
 
@@ -64,8 +65,10 @@ def _to_store(
         progress.total = progress.done + _bytes(package, chosen)
         for variant in chosen:
             store.unpack(package, variant)
+        # Remembered too: a policy asks for the signatures when there may be no network any more.
+        signed = signatures_of(url, package.digest, store) is not None
         names = list(dict.fromkeys(variant.target for variant in chosen))
-        return {"digest": package.digest, "targets": names, "path": str(store.root)}
+        return {"digest": package.digest, "targets": names, "path": str(store.root), "signed": signed}
 
 
 def _for_target(package: Package, target: str) -> list[Variant]:
