@@ -1,6 +1,7 @@
 """push and pull, as processes."""
 
 import fcntl
+import json
 import os
 import pty
 import signal
@@ -117,6 +118,30 @@ def test_pull_of_a_target_that_is_not_there_names_those_that_are(url):
     done = aotpack("pull", url, "--target", "cuda-sm80", "--json")
     assert done.returncode == 3
     assert only_object(done)["found"] == f"{CPU}, cuda-sm90"
+
+
+def test_inspect_reads_the_index_alone(server, url):
+    found = only_object(aotpack("inspect", url, "--json"))
+    assert (found["path"], found["bytes"]) == (url, TINY.stat().st_size)
+    assert server.sent == front_and_frames()[0]
+
+
+def test_pull_from_the_hub(server, tmp_path):
+    listed = {"type": "file", "path": "x.aotpack", "size": TINY.stat().st_size, "oid": "0" * 40}
+    server.files = {
+        "/api/models/owner/name": b'{"id": "owner/name", "private": false, "downloads": 0, "tags": []}',
+        "/api/models/owner/name/tree/main": json.dumps([listed]).encode(),
+        "/owner/name/resolve/main/x.aotpack": TINY.read_bytes(),
+    }
+    hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.port}", "HF_HOME": str(tmp_path / "hub")}
+    front, frames = front_and_frames()
+    url = "hf://owner/name/x.aotpack"
+    found = only_object(aotpack("pull", url, "--target", CPU, "--json", **hub))
+    assert (found["url"], found["bytes_read"]) == (url, front + sum(frames))
+    assert sum(r.sent for r in server.requests if r.path.endswith(".aotpack")) == front + sum(frames)
+    missing = aotpack("pull", "hf://owner/nothing/x.aotpack", "--target", CPU, **hub)
+    assert missing.returncode == 2
+    assert "there is no package at hf://owner/nothing/x.aotpack" in missing.stderr
 
 
 def test_pull_for_this_machine_is_enough_to_run_offline(server, dflash_package):

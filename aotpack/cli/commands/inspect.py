@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,22 +10,25 @@ import click
 from aotpack.cli.console import Console, talking
 from aotpack.cli.text import columns, fields, size
 from aotpack.package import Manifest, Package, Variant
+from aotpack.store import Store, open_package
 
 __all__ = ["inspect"]
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file")
 @click.option("--sbom", is_flag=True, help="Print a CycloneDX document: components and files.")
 @talking
-def inspect(console: Console, file: Path, sbom: bool) -> None:
-    """Print what is in a package: specs, variants, sizes, requirements, provenance."""
-    with Package.open(file) as package:
-        data = describe(package)
+def inspect(console: Console, file: str, sbom: bool) -> None:
+    """Print what is in a package: specs, variants, sizes, requirements, provenance.
+
+    FILE may be a URL, of which the index alone is read.
+    """
+    with open_package(file, Store()) as package:
+        data = {"path": package.name, "bytes": package.size, **describe(package)}
         if sbom:
             console.show("aotpack.sbom/1", document := _sbom(package), json.dumps(document, indent=2))
             return
-    data = {"path": str(file), "bytes": file.stat().st_size, **data}
     console.show("aotpack.inspect/1", data, _text(data))
 
 
