@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from aotpack.errors import HostError, InputError
 
@@ -34,8 +34,12 @@ def is_url(place: str | os.PathLike[str]) -> bool:
 
 
 def shown(url: str) -> str:
-    """A URL as it may be printed and remembered: no user, no password, no query, no fragment."""
-    parts = urlsplit(url)
+    """A URL as it may be printed and remembered: no user, no password, no query, no fragment.
+
+    Raises:
+        InputError: it is not well-formed.
+    """
+    parts = _parts(url)
     host = parts.netloc if parts.scheme in _WITHOUT_USER else parts.netloc.rpartition("@")[2]
     # Built by hand, since urlunsplit leaves the slashes out where the host is empty.
     return f"{parts.scheme}://{host}{parts.path}"
@@ -43,12 +47,12 @@ def shown(url: str) -> str:
 
 def scrubbed(text: str) -> str:
     """What a library said, without the secrets of the URLs that it quotes."""
-    return _QUERY.sub("", _IN_TEXT.sub(lambda match: shown(match[0]), text))
+    return _QUERY.sub("", _IN_TEXT.sub(_harmless, text))
 
 
 def sibling(url: str, suffix: str) -> str:
     """The URL of a file whose name is longer by a suffix."""
-    parts = urlsplit(url)
+    parts = _parts(url)
     if not parts.query and not parts.fragment:
         return url + suffix
     return urlunsplit(parts._replace(path=parts.path + suffix))
@@ -68,7 +72,7 @@ def connect(url: str, seconds: float, *, retries: bool = False) -> tuple[Abstrac
     """
     import fsspec
 
-    protocol = urlsplit(url).scheme
+    protocol = _parts(url).scheme
     try:
         # A file system of its own: fsspec's shared ones remember listings, and a file may be replaced.
         fs, path = fsspec.url_to_fs(url, skip_instance_cache=True, **_options(protocol, seconds, retries))
@@ -83,6 +87,22 @@ def connect(url: str, seconds: float, *, retries: bool = False) -> tuple[Abstrac
     if protocol in ("s3", "s3a") and not retries:
         fs.retries = 1
     return fs, path
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        # Neither said nor chained: it may hold a secret, in a place that cannot be told.
+        problem = f"a {url.partition('://')[0]}:// URL is not well-formed"
+    raise InputError(problem, remedy="check it, the brackets of an IPv6 address above all")
+
+
+def _harmless(match: re.Match[str]) -> str:
+    try:
+        return shown(match[0])
+    except InputError:
+        return f"{match[0].partition('://')[0]}://..."
 
 
 def _options(protocol: str, seconds: float, retries: bool) -> dict[str, Any]:

@@ -329,6 +329,18 @@ def test_an_empty_list_is_refused(unpack):
         unpack(CPU, source=[])
 
 
+def test_processes_at_once_read_each_frame_once(server, store, url):
+    command = [sys.executable, "-c", LOAD, store.root, url]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    folders = {process.communicate(timeout=60)[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0] * 4
+    assert len(folders) == 1
+    ranges = [request.range for request in server.requests if request.range]
+    of_frames = [asked for asked in ranges if int(asked[6:].partition("-")[0]) >= front_size()]
+    assert len(of_frames) == len(set(of_frames))
+    assert files(store.root / "frames") == files(store.root / "staging") == []
+
+
 @pytest.mark.parametrize("offline", ["0", "1"])
 def test_a_store_that_is_read_only_is_used(unpack, store, url, offline):
     (folder,) = unpack(CPU)

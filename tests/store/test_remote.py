@@ -61,6 +61,13 @@ def test_a_url_is_shown_without_secrets(url, harmless):
     assert scrubbed(f"403, url='{url}'") == f"403, url='{harmless}'"
 
 
+def test_a_url_that_is_not_well_formed_is_refused_without_secrets():
+    with pytest.raises(InputError, match="a https:// URL is not well-formed") as caught:
+        RemoteSource("https://u:secret@[x/y")
+    assert "secret" not in str(caught.value)
+    assert scrubbed("no https://u:secret@[x/y here") == "no https://... here"
+
+
 def test_a_file_beside_has_its_suffix_before_the_query():
     assert sibling("https://h/x?a=b", ".sig") == "https://h/x.sig?a=b"
     assert sibling("memory://x", ".sig") == "memory://x.sig"

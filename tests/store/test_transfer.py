@@ -137,6 +137,15 @@ def test_a_bucket_that_is_not_there_is_named(s3, package, patience):
         download("s3://nothing/x", package, patience=patience)
 
 
+def test_missing_credentials_are_named(s3, package, patience, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(HostError) as caught:
+        download("s3://bucket/x", package, patience=patience)
+    assert caught.value.problem == "s3://bucket/x may not be read with the credentials of this process"
+    assert caught.value.found == "Unable to locate credentials"
+
+
 def test_an_interrupted_download_goes_on(url, server, tmp_path, patience, tiny):
     path, came = tmp_path / "x.aotpack", []
     server.faults = [""] * 6 + ["503"] * 3
