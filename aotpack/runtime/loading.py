@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 
-from aotpack.errors import HostError, InputError, MismatchError, NoVariantError
+from aotpack.errors import AotpackError, HostError, InputError, MismatchError, NoVariantError
 from aotpack.lockfile import Lockfile, find_lockfile
 from aotpack.package import Manifest, Package, Variant
 from aotpack.runtime.attention import Attention
@@ -135,14 +136,17 @@ def load(
             _trust(package, places, store, trust, offline)
         if specs is not None:
             _require(package.manifest.specs, specs)
+        miss = (NoVariantError, HostError) if on_miss == "eager" else ()
         try:
             chosen, _ = choose_variants(package.manifest, str(where))
-            attentions = _attentions(package, chosen, where, store)
-        except (NoVariantError, HostError) as error:
-            if on_miss == "error":
-                raise
-            warnings.warn(f"aotpack runs dense eager attention: {error}", stacklevel=2)
-            return Pack(package, where, None, _eager(package.manifest, where))
+        except miss as error:
+            return _eager(package, where, error)
+        # Outside: a package that cannot be fetched or unpacked is no reason to train slowly.
+        folders = _unpack(package, chosen, store)
+        try:
+            attentions = _attentions(package.manifest, chosen, folders, where)
+        except miss as error:
+            return _eager(package, where, error)
         return Pack(package, where, next(iter(chosen.values())).target, attentions)
 
 
@@ -194,19 +198,21 @@ def _resolve(source: Places, locked: Lockfile | None) -> tuple[str | None, Place
     return None, source
 
 
-def _attentions(
-    package: Package, chosen: Mapping[str, Variant], device: torch.device, store: Store
-) -> dict[str, Attention]:
+def _unpack(package: Package, chosen: Mapping[str, Variant], store: Store) -> dict[str, Path]:
     if not is_url(package.name):
         # The store may hold a sound copy already; a file that is damaged is refused all the same.
         package.check_frames(key for variant in chosen.values() for key in variant.code)
+    return {digest: store.unpack(package, variant) for digest, variant in chosen.items()}
+
+
+def _attentions(
+    manifest: Manifest, chosen: Mapping[str, Variant], folders: Mapping[str, Path], device: torch.device
+) -> dict[str, Attention]:
     programs = {
-        digest: CompiledPrograms(variant, store.unpack(package, variant), device)
-        for digest, variant in chosen.items()
+        digest: CompiledPrograms(variant, folders[digest], device) for digest, variant in chosen.items()
     }
     attentions = {
-        name: Attention(name, spec, device, programs[spec.digest])
-        for name, spec in package.manifest.specs.items()
+        name: Attention(name, spec, device, programs[spec.digest]) for name, spec in manifest.specs.items()
     }
     if device.type == "cuda":
         for attend in {a.spec.digest: a for a in attentions.values()}.values():
@@ -214,8 +220,10 @@ def _attentions(
     return attentions
 
 
-def _eager(manifest: Manifest, device: torch.device) -> dict[str, Attention]:
-    return {name: Attention(name, spec, device, None) for name, spec in manifest.specs.items()}
+def _eager(package: Package, device: torch.device, reason: AotpackError) -> Pack:
+    warnings.warn(f"aotpack runs dense eager attention: {reason}", stacklevel=3)
+    specs = package.manifest.specs.items()
+    return Pack(package, device, None, {name: Attention(name, spec, device, None) for name, spec in specs})
 
 
 def _require(found: Mapping[str, AttentionSpec], wanted: Wanted) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -19,7 +17,7 @@ from aotpack.package import Package, Variant
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.host import host_facts
 from aotpack.runtime.loading import choose_variants, load
-from aotpack.store import Store
+from aotpack.store import Places, Store, open_package
 from aotpack.store.notes import Notes
 
 __all__ = ["Check", "SelfTestReport", "self_test"]
@@ -76,28 +74,29 @@ class SelfTestReport:
 
 
 def self_test(
-    source: str | os.PathLike[str], device: str = "cpu", *, remember: bool = False
+    source: Places, device: str = "cpu", *, remember: bool = False, offline: bool | None = None
 ) -> SelfTestReport:
     """Runs forward and backward of every spec on its golden vectors.
 
     Args:
-        source: a package file.
+        source: a package in any place that ``load`` takes.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         remember: take the result of an earlier test of this package, device, driver and torch, if all of it
             passed; and keep this one's.
+        offline: as in ``load``; the golden vectors of a package behind a URL are fetched.
 
     Raises:
         InputError: a variant without golden vectors.
         AotpackError: as ``load`` does.
     """
     if not remember:
-        return _tested(source, device)
+        return _tested(source, device, offline)
     notes = Notes(Store().root, "selftests")
-    with Package.open(Path(source)) as package:
+    with open_package(source, Store(), offline=offline) as package:
         key = {"digest": package.digest, **_identity(device)}
     if (known := _report(notes.get(key))) is not None:
         return known
-    report = _tested(source, device)
+    report = _tested(source, device, offline)
     if report.passed:
         notes.put(key, asdict(report))
     return report
@@ -123,10 +122,10 @@ def _report(note: Mapping[str, Any] | None) -> SelfTestReport | None:
         return None
 
 
-def _tested(source: str | os.PathLike[str], device: str) -> SelfTestReport:
-    pack = load(source, device)
+def _tested(source: Places, device: str, offline: bool | None) -> SelfTestReport:
+    pack = load(source, device, offline=offline)
     checks: list[Check] = []
-    with Package.open(Path(source)) as package:
+    with open_package(source, Store(), offline=offline) as package:
         chosen, _ = choose_variants(package.manifest, str(pack.device))
         for name, spec in package.manifest.specs.items():
             variant = chosen[spec.digest]

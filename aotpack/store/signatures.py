@@ -6,10 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from aotpack.errors import InputError
 from aotpack.store.notes import Notes
 from aotpack.store.opening import Places, is_offline
-from aotpack.store.remote import PATIENCE, Patience, RemoteSource
+from aotpack.store.remote import PATIENCE, Patience, read_beside
 from aotpack.store.replicas import Place, local_file
 from aotpack.store.unpacked import Store
 from aotpack.store.urls import is_url, shown, sibling
@@ -47,31 +46,36 @@ def signatures_of(
     """
     places: Sequence[Place] = [source] if isinstance(source, str | os.PathLike) else list(source)
     silent = is_offline(offline)
-    notes, key = Notes(store.root, "signatures"), {"digest": digest}
     for place in places:
         if not is_url(place):
-            found = read_signatures(local_file(Path(place)))
+            found = _beside_path(Path(place))
         elif silent:
-            note = notes.get(key) or {}
-            text = note.get("text")
-            found = parse_signatures(text.encode(), shown(str(place))) if isinstance(text, str) else None
-        elif (data := _fetched(sibling(str(place), SIGNATURE_SUFFIX), patience)) is not None:
-            found = parse_signatures(data, shown(str(place)) + SIGNATURE_SUFFIX)
-            notes.put(key, {"text": data.decode("ascii")})
+            found = _remembered(digest, str(place), store)
         else:
-            found = None
+            found = _beside_url(str(place), digest, store, patience)
         if found is not None:
             return found
     return None
 
 
-def _fetched(url: str, patience: Patience) -> bytes | None:
-    """The file's bytes, one more than allowed at most; None where there is no such file."""
-    try:
-        remote = RemoteSource(url, patience=patience)
-    except InputError:
+def _beside_path(path: Path) -> Signatures | None:
+    # A replica that is not there has no signatures either.
+    return read_signatures(local_file(path)) if path.exists() else None
+
+
+def _beside_url(url: str, digest: str, store: Store, patience: Patience) -> Signatures | None:
+    data = read_beside(sibling(url, SIGNATURE_SUFFIX), MAX_SIGNATURE_FILE, patience=patience)
+    if data is None:
         return None
-    try:
-        return remote.read_range(0, min(remote.size, MAX_SIGNATURE_FILE + 1))
-    finally:
-        remote.close()
+    found = parse_signatures(data, shown(url) + SIGNATURE_SUFFIX)
+    _notes(store).put({"digest": digest}, {"text": data.decode("ascii")})
+    return found
+
+
+def _remembered(digest: str, url: str, store: Store) -> Signatures | None:
+    text = (_notes(store).get({"digest": digest}) or {}).get("text")
+    return parse_signatures(text.encode(), shown(url) + SIGNATURE_SUFFIX) if isinstance(text, str) else None
+
+
+def _notes(store: Store) -> Notes:
+    return Notes(store.root, "signatures")

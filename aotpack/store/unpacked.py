@@ -124,6 +124,26 @@ class Store:
                 folder.rename(staged)
                 shutil.rmtree(staged)
 
+    def forget(self, before: float) -> int:
+        """Delete what is remembered of remotes and self-tests and was not written since ``before``.
+
+        Args:
+            before: seconds since the epoch.
+
+        Returns:
+            How many bytes that freed.
+        """
+        freed = 0
+        for kind in ("fronts", "frames", "urls", "signatures", "selftests"):
+            for path in (self.root / kind).glob("*"):
+                # Another process may remove one meanwhile.
+                with contextlib.suppress(OSError):
+                    facts = path.stat()
+                    if facts.st_mtime < before:
+                        path.unlink()
+                        freed += facts.st_size
+        return freed
+
     def _folder(self, digest: str) -> Path:
         if re.fullmatch(r"[0-9a-f]{64}", digest) is None:
             raise InputError(f"{digest!r} is not the digest of an unpacked variant")

@@ -69,6 +69,17 @@ def test_gc_keeps_the_last_used(root, keep, left):
     assert list((root / "staging").iterdir()) == []
 
 
+def test_gc_forgets_what_is_remembered_beside_the_variants(root):
+    for kind, age in (("fronts", 7200), ("urls", 600)):
+        (root / kind).mkdir()
+        (root / kind / "x").write_bytes(b"12345")
+        os.utime(root / kind / "x", (time.time() - age,) * 2)
+    found = only_object(cache(root, "gc", "--keep", "1h", "--json"))
+    assert not (root / "fronts" / "x").exists()
+    assert (root / "urls" / "x").exists()
+    assert found["bytes"] > 5
+
+
 def test_gc_refuses_an_age_that_it_does_not_understand(root):
     done = cache(root, "gc", "--keep", "a while")
     assert done.returncode == 2

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from aotpack.errors import InputError, IntegrityError
-from aotpack.package import Manifest, Package, Program, write_package
 from aotpack.fields import Fields, Form
+from aotpack.package import Manifest, Package, Program, write_package
 from aotpack.package.manifest import canonical_json
 
 DIGEST = "a SHA-256 in 64 lowercase hex digits"

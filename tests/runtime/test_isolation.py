@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from aotpack.package import Package
+from aotpack.trust import generate_key_pair, read_private_key, sign
 
 SCRIPT = """
 import builtins, os, subprocess, sys
@@ -102,6 +106,32 @@ def test_the_oldest_torch_runs_what_the_newest_built(
         oldest_python, dflash_package, tmp_path, PYTHONPATH=source, AOTPACK_CACHE=str(tmp_path / "cache")
     )
     assert said.startswith("trained 2.11.0")
+
+
+def test_the_oldest_torch_takes_a_package_and_its_signature(
+    dflash_package: Path, tmp_path: Path, oldest_python: str
+) -> None:
+    shutil.copy(dflash_package, tmp_path / "signed.aotpack")
+    generate_key_pair(tmp_path / "release.key")
+    with Package.open(tmp_path / "signed.aotpack") as package:
+        digest = package.digest
+    sign(tmp_path / "signed.aotpack", digest, read_private_key(tmp_path / "release.key"))
+    script = (
+        "import sys, aotpack, torch\n"
+        "from aotpack.trust import trusted_keys\n"
+        "pack = aotpack.load(sys.argv[1], trust=trusted_keys(sys.argv[2]))\n"
+        "print(pack.digest, torch.__version__)\n"
+    )
+    for python in (sys.executable, oldest_python):
+        done = subprocess.run(
+            [python, "-c", script, str(tmp_path / "signed.aotpack"), str(tmp_path / "release.key.pub")],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "AOTPACK_CACHE": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.startswith(digest), done.stderr
+    assert "2.11.0" in done.stdout
 
 
 def test_the_oldest_torch_agrees_with_fp64(

@@ -70,13 +70,16 @@ def verify(console: Console) -> int:
 )
 @talking
 def gc(console: Console, keep: str) -> None:
-    """Delete unpacked variants that were not used lately; a process that has one loaded keeps running."""
+    """Delete what was not used lately: unpacked variants, indexes of remote packages, self-tests.
+
+    A process that has a variant loaded keeps running.
+    """
     store = Store()
     entries = _by_use(store)
-    leaving = _leaving(entries, keep)
+    leaving, oldest = _leaving(entries, keep)
     for entry in leaving:
         store.remove(entry.digest)
-    freed = sum(entry.size for entry in leaving)
+    freed = sum(entry.size for entry in leaving) + store.forget(oldest)
     data = {"folder": str(store.root), "removed": [e.digest for e in leaving], "bytes": freed}
     text = f"removed {len(leaving)} of {len(entries)}, {size(freed)}"
     console.show("aotpack.cache.gc/1", {**data, "kept": len(entries) - len(leaving)}, text)
@@ -86,14 +89,16 @@ def _by_use(store: Store) -> list[Entry]:
     return sorted(store.entries(), key=lambda entry: entry.used, reverse=True)
 
 
-def _leaving(entries: list[Entry], keep: str) -> list[Entry]:
+def _leaving(entries: list[Entry], keep: str) -> tuple[list[Entry], float]:
+    """What goes, and the time before which the rest was last used."""
     if keep.isdecimal():
-        return entries[int(keep) :]
+        staying = entries[: int(keep)]
+        return entries[int(keep) :], min((entry.used for entry in staying), default=time.time())
     found = re.fullmatch(r"(\d+)([dhm])", keep)
     if found is None:
         raise InputError("--keep is wrong", expected="a count or an age: 3, 30d, 12h, 15m", found=repr(keep))
     oldest = time.time() - int(found[1]) * _UNITS[found[2]]
-    return [entry for entry in entries if entry.used < oldest]
+    return [entry for entry in entries if entry.used < oldest], oldest
 
 
 def _when(entry: Entry) -> str:

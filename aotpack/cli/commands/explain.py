@@ -9,9 +9,10 @@ import click
 
 from aotpack.cli.console import Console, talking
 from aotpack.cli.hostfile import read_host
+from aotpack.cli.places import offline_option, opened
 from aotpack.cli.text import columns
 from aotpack.errors import HostError, NoVariantError
-from aotpack.package import Manifest, Package, Variant
+from aotpack.package import Manifest, Variant
 from aotpack.targets import HostFacts, choose, match
 
 __all__ = ["explain"]
@@ -20,7 +21,8 @@ _COLORS = {"optimal": "green", "usable": "yellow", "refused": "red"}
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file")
+@offline_option
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option(
     "--host",
@@ -29,13 +31,13 @@ _COLORS = {"optimal": "green", "usable": "yellow", "refused": "red"}
     help="Answer for another machine: what 'aotpack doctor --json' printed there.",
 )
 @talking
-def explain(console: Console, file: Path, device: str, host_file: Path | None) -> int:
+def explain(console: Console, file: str, offline: bool, device: str, host_file: Path | None) -> int:
     """Print every variant of a package with what this machine makes of it, and why.
 
-    A variant is optimal (it is the one that load takes), usable, or refused. With --host, no torch is
-    needed here.
+    A variant is optimal (it is the one that load takes), usable, or refused. FILE may be a URL, of which the
+    index alone is read. With --host, no torch is needed here.
     """
-    with Package.open(file) as package:
+    with opened(file, offline) as package:
         manifest, digest = package.manifest, package.digest
     host = _facts(manifest, host_file)
     chosen: dict[str, Variant] = {}
@@ -47,7 +49,13 @@ def explain(console: Console, file: Path, device: str, host_file: Path | None) -
     except (NoVariantError, HostError) as error:
         failure = error
     rows = [row for variant in manifest.variants for row in _rows(manifest, variant, chosen, host, device)]
-    data = {"path": str(file), "digest": digest, "device": device, "runs": failure is None, "variants": rows}
+    data = {
+        "path": package.name,
+        "digest": digest,
+        "device": device,
+        "runs": failure is None,
+        "variants": rows,
+    }
     console.show("aotpack.explain/1", data, _text(console, rows))
     if failure is None:
         return 0

@@ -8,23 +8,24 @@ from typing import Any
 import click
 
 from aotpack.cli.console import Console, talking
+from aotpack.cli.places import offline_option, opened
 from aotpack.cli.text import columns, fields, size
 from aotpack.package import Manifest, Package, Variant
-from aotpack.store import Store, open_package
 
 __all__ = ["inspect"]
 
 
 @click.command()
 @click.argument("file")
+@offline_option
 @click.option("--sbom", is_flag=True, help="Print a CycloneDX document: components and files.")
 @talking
-def inspect(console: Console, file: str, sbom: bool) -> None:
+def inspect(console: Console, file: str, offline: bool, sbom: bool) -> None:
     """Print what is in a package: specs, variants, sizes, requirements, provenance.
 
     FILE may be a URL, of which the index alone is read.
     """
-    with open_package(file, Store()) as package:
+    with opened(file, offline) as package:
         data = {"path": package.name, "bytes": package.size, **describe(package)}
         if sbom:
             console.show("aotpack.sbom/1", document := _sbom(package), json.dumps(document, indent=2))

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from aotpack.cli.console import Console, talking
+from aotpack.cli.places import offline_option
 from aotpack.cli.text import columns
 from aotpack.errors import InputError, IntegrityError
 from aotpack.lockfile import NAME, Locked, Lockfile
@@ -28,9 +29,10 @@ __all__ = ["lock"]
     show_default=True,
     help="The lock; what it has under other names stays.",
 )
+@offline_option
 @click.option("--check", is_flag=True, help="Write nothing; exit 4 where a package is not what is locked.")
 @talking
-def lock(console: Console, sources: tuple[str, ...], output: Path, check: bool) -> None:
+def lock(console: Console, sources: tuple[str, ...], output: Path, offline: bool, check: bool) -> None:
     """Write the digests of packages into aotpack.lock, which load then insists on.
 
     A PLACE is a file or a URL; several under one NAME are replicas of one package. Without any, every package
@@ -40,7 +42,7 @@ def lock(console: Console, sources: tuple[str, ...], output: Path, check: bool) 
     wanted = _wanted(sources) or {name: before.sources(name) or [] for name in before.packages}
     if not wanted:
         raise InputError("nothing to lock", expected="a package file or URL")
-    found = {name: _look_up(places, before.path.parent) for name, places in wanted.items()}
+    found = {name: _look_up(places, before.path.parent, offline) for name, places in wanted.items()}
     if check:
         for name, locked in found.items():
             if before.packages.get(name) is None or before.packages[name].digest != locked.digest:
@@ -71,8 +73,8 @@ def _wanted(sources: Sequence[str]) -> dict[str, list[str]]:
     return dict(wanted)
 
 
-def _look_up(places: Sequence[str], home: Path) -> Locked:
-    with open_package(list(places), Store()) as package:
+def _look_up(places: Sequence[str], home: Path, offline: bool) -> Locked:
+    with open_package(list(places), Store(), offline=offline or None) as package:
         targets = dict.fromkeys(variant.target for variant in package.manifest.variants)
         return Locked(
             digest=package.digest,

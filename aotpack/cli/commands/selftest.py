@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import click
 
 from aotpack.cli.console import Console, talking
+from aotpack.cli.places import offline_option
 from aotpack.cli.text import columns
 from aotpack.errors import SelfTestError
 
@@ -15,18 +15,21 @@ __all__ = ["selftest"]
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file")
+@offline_option
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option("--again", is_flag=True, help="Run, whatever an earlier test here found.")
 @talking
-def selftest(console: Console, file: Path, device: str, again: bool) -> int:
+def selftest(console: Console, file: str, offline: bool, device: str, again: bool) -> int:
     """Run every spec of a package on its golden vectors, gradients and empty rows included.
+
+    FILE may be a URL.
 
     What passed is remembered in the cache folder, for this package, device, driver and torch.
     """
     from aotpack.runtime.selftest import self_test
 
-    report = self_test(file, device, remember=not again)
+    report = self_test(file, device, remember=not again, offline=offline or None)
     rows = [
         {
             "spec": check.spec,
@@ -38,7 +41,7 @@ def selftest(console: Console, file: Path, device: str, again: bool) -> int:
         for check in report.checks
     ]
     data = {
-        "path": str(file),
+        "path": file,
         "digest": report.digest,
         "device": report.device,
         "target": report.target,

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from aotpack.cli.console import Console, talking
+from aotpack.cli.places import offline_option, opened
 from aotpack.cli.text import fields, size
 from aotpack.errors import HostError, IntegrityError, TrustError
 from aotpack.package import Package
+from aotpack.store import Store
+from aotpack.store.signatures import signatures_of
 from aotpack.trust import (
+    SIGNATURE_SUFFIX,
     Signature,
+    Signatures,
     TrustPolicy,
     all_of,
     pinned,
     policy_from_environment,
-    read_signatures,
-    signature_path,
     trusted_keys,
 )
 
@@ -26,7 +28,8 @@ __all__ = ["check_blobs", "verify"]
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file")
+@offline_option
 @click.option(
     "--key",
     "keys",
@@ -38,20 +41,23 @@ __all__ = ["check_blobs", "verify"]
     "--digest", "digests", metavar="HEX", multiple=True, help="The digest it must have; one of several."
 )
 @talking
-def verify(console: Console, file: Path, keys: tuple[str, ...], digests: tuple[str, ...]) -> None:
-    """Check every byte of a package against its hashes, then who signed it.
+def verify(
+    console: Console, file: str, offline: bool, keys: tuple[str, ...], digests: tuple[str, ...]
+) -> None:
+    """Check every byte of a package against its hashes, then who signed it. FILE may be a URL.
 
     With --key and --digest both must be right. With neither, a signature by one of the keys that
     AOTPACK_TRUSTED_KEYS lists must be there, where that is set.
     """
     policy = _policy(keys, digests)
-    with Package.open(file) as package:
+    with opened(file, offline) as package:
         check_blobs(package)
-        blobs, digest = package.manifest.blobs, package.digest
+        blobs, digest, name = package.manifest.blobs, package.digest, package.name
     raw = sum(blob.raw_size for blob in blobs.values())
-    signatures = _signatures(file, digest, policy)
+    found = signatures_of(file, digest, Store(), offline=offline or None)
+    signatures = _signatures(name, digest, found, policy)
     data = {
-        "path": str(file),
+        "path": name,
         "digest": digest,
         "blobs": len(blobs),
         "raw_bytes": raw,
@@ -59,7 +65,7 @@ def verify(console: Console, file: Path, keys: tuple[str, ...], digests: tuple[s
         "policy": None if policy is None else str(policy),
         "trusted": None if policy is None else True,
     }
-    head = f"{file}: {len(blobs)} blobs, {size(raw)} unpacked, all as the manifest says"
+    head = f"{name}: {len(blobs)} blobs, {size(raw)} unpacked, all as the manifest says"
     console.show("aotpack.verify/1", data, f"{head}\n{fields(_rows(data))}")
 
 
@@ -89,17 +95,18 @@ def _policy(keys: tuple[str, ...], digests: tuple[str, ...]) -> TrustPolicy | No
     return all_of(*policies) if policies else policy_from_environment()
 
 
-def _signatures(file: Path, digest: str, policy: TrustPolicy | None) -> list[dict[str, Any]]:
+def _signatures(
+    name: str, digest: str, found: Signatures | None, policy: TrustPolicy | None
+) -> list[dict[str, Any]]:
     """Whose signatures are there, after the policy has accepted them."""
-    found = read_signatures(file)
     if policy is not None:
-        policy.check(str(file), digest, found)
+        policy.check(name, digest, found)
     if found is None:
         return []
     rows = [{"key_id": each.key_id, "valid": _valid(each, digest)} for each in found.signatures]
     if found.digest != digest or (policy is None and any(row["valid"] is False for row in rows)):
         raise TrustError(
-            f"{signature_path(file)} does not sign {file}",
+            f"{name}{SIGNATURE_SUFFIX} does not sign {name}",
             expected=f"signatures of digest {digest}",
             found=_defect(found.digest, digest, rows),
             remedy="fetch both again, or delete the signature file and sign again",
