@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-
-import zstandard
+from typing import TYPE_CHECKING
 
 from aotpack.package.manifest import Variant
+
+if TYPE_CHECKING:
+    import zstandard
 
 __all__ = ["LEVEL", "blob_key", "choose_dictionaries", "compress", "decompress"]
 
@@ -21,6 +23,8 @@ def blob_key(raw: bytes) -> str:
 
 def compress(raw: bytes, dictionary: bytes | None = None) -> bytes:
     """One zstd frame that states its content size; the same bytes for the same input and libzstd."""
+    import zstandard
+
     return zstandard.ZstdCompressor(level=LEVEL, dict_data=_dictionary(dictionary)).compress(raw)
 
 
@@ -30,6 +34,9 @@ def decompress(frame: bytes, raw_size: int, dictionary: bytes | None = None) -> 
     Raises:
         ValueError: anything but one whole frame of exactly that many bytes.
     """
+    # Imported here: a load of what is unpacked already decompresses nothing.
+    import zstandard
+
     try:
         # Checked first: zstandard allocates what the frame's header claims.
         if zstandard.frame_content_size(frame) != raw_size:
@@ -76,4 +83,6 @@ def _kinds(variant: Variant) -> Iterator[tuple[str, str]]:
 def _dictionary(raw: bytes | None) -> zstandard.ZstdCompressionDict | None:
     if not raw:
         return None
+    import zstandard
+
     return zstandard.ZstdCompressionDict(raw, dict_type=zstandard.DICT_TYPE_RAWCONTENT)

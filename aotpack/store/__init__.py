@@ -1,15 +1,12 @@
 """The node's store: what is kept of packages on this machine, one copy for all processes."""
 
 from aotpack.store.opening import Places, is_offline, open_package
-from aotpack.store.remote import Patience, RemoteSource
 from aotpack.store.unpacked import Entry, Store, kernel_folder, library_path
 from aotpack.store.urls import is_url
 
 __all__ = [
     "Entry",
-    "Patience",
     "Places",
-    "RemoteSource",
     "Store",
     "is_offline",
     "is_url",

@@ -15,8 +15,9 @@ from aotpack.errors import HostError, InputError, IntegrityError, OutputError
 from aotpack.package import Blob, Package
 from aotpack.package.front import Front, read_front
 from aotpack.store.assembled import FrontSource, KeptSource
+from aotpack.store.opening import Place
 from aotpack.store.remote import PATIENCE, Patience, read_beside
-from aotpack.store.replicas import Place, Replica, reach, sound_front
+from aotpack.store.replicas import Replica, reach, sound_front
 from aotpack.store.urls import is_url, sibling
 from aotpack.trust.files import replace_file
 from aotpack.trust.signature import MAX_SIGNATURE_FILE, SIGNATURE_SUFFIX, signature_path

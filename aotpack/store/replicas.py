@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ from aotpack.package import FileSource, Source
 from aotpack.package.front import HEADER_SIZE, Front, Header, read_front, read_header
 from aotpack.package.source import read_exactly
 from aotpack.store.assembled import FrontSource, one_line
+from aotpack.store.opening import Place, local_file
 from aotpack.store.remote import Patience, RemoteSource
 from aotpack.store.urls import is_url
 
-__all__ = ["Place", "Replica", "agreed_header", "local_file", "reach", "sound_front"]
-
-Place = str | os.PathLike[str]
+__all__ = ["Replica", "agreed_header", "reach", "sound_front"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,22 +131,3 @@ def _replica(place: Place, source: Source) -> Replica:
     start = source.read_range(0, HEADER_SIZE)
     header = read_header(FrontSource(start, source.name, source.size))
     return Replica(place=place, source=source, header=header, start=start)
-
-
-def local_file(path: Path) -> Path:
-    """A file, or the only package in a folder.
-
-    Raises:
-        InputError: the folder does not hold exactly one.
-    """
-    if not path.is_dir():
-        return path
-    packages = sorted(path.glob("*.aotpack"))
-    if len(packages) != 1:
-        raise InputError(
-            f"the folder {path} does not hold exactly one package",
-            expected="one .aotpack file",
-            found=", ".join(p.name for p in packages) or "none",
-            remedy="name the file",
-        )
-    return packages[0]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aotpack.store.notes import Notes
-from aotpack.store.opening import Places, is_offline
+from aotpack.store.opening import Place, Places, is_offline, local_file
 from aotpack.store.remote import PATIENCE, Patience, read_beside
-from aotpack.store.replicas import Place, local_file
 from aotpack.store.unpacked import Store
 from aotpack.store.urls import is_url, shown, sibling
 from aotpack.trust import (

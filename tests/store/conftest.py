@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aotpack.store import Patience, Store
+from aotpack.store import Store
+from aotpack.store.remote import Patience
 from tests.servers import FileServer
 
 TINY = Path(__file__).parents[1] / "package" / "assets" / "tiny.aotpack"

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from aotpack.errors import AotpackError, HostError, InputError
-from aotpack.store import RemoteSource
+from aotpack.store.remote import RemoteSource
 from aotpack.store.urls import is_url, scrubbed, shown, sibling
 
 AGAIN = "check the network and the server, and try again: what was fetched is not fetched again"
@@ -226,7 +226,10 @@ def test_nobody_listening_is_a_host_error(patience):
     ],
 )
 def test_a_missing_backend_names_what_to_install(url, module, extra):
-    code = f"import sys; sys.modules[{module!r}] = None; from aotpack.store import *; RemoteSource({url!r})"
+    code = (
+        f"import sys; sys.modules[{module!r}] = None\n"
+        f"from aotpack.store.remote import RemoteSource; RemoteSource({url!r})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     protocol = url.partition(":")[0]
     assert done.stderr.endswith(
