@@ -10,13 +10,12 @@ import pytest
 
 import aotpack
 from aotpack.build import build, elf
-from aotpack.drafter import specs_from_config
 from aotpack.errors import InputError, NoVariantError, OutputError, SpecError, TargetError
 from aotpack.package import Package
 from aotpack.runtime.host import host_facts
 from aotpack.runtime.selftest import self_test
 from aotpack.spec import AttentionSpec, MaskSpec
-from tests.conftest import EXAMPLES, MASKS
+from tests.conftest import MASKS
 
 SPEC = AttentionSpec(heads=2, kv_heads=1, head_dim=16, dtype="float32", mask=MaskSpec(family="full"))
 
@@ -71,13 +70,6 @@ def test_specs_that_differ_in_the_mask_share_their_attention(masks_package: Path
     for name in ("forward", "backward"):
         assert len({p.library for v in variants for p in v.programs if p.name == name}) == 1
     assert len({p.library for v in variants for p in v.programs if p.name == "block_mask"}) == len(MASKS)
-
-
-@pytest.mark.slow
-def test_the_same_spec_gives_the_same_bytes_from_another_folder(dflash_package: Path, tmp_path: Path) -> None:
-    specs = specs_from_config(EXAMPLES / "qwen2.5-0.5b-dflash" / "config.json")
-    again = build(specs, ["cpu"], tmp_path / "again.aotpack")
-    assert again.path.read_bytes() == dflash_package.read_bytes()
 
 
 def test_refusals_come_before_any_compilation(tmp_path: Path) -> None:

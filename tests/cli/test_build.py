@@ -144,7 +144,6 @@ def test_a_build_prints_one_object_and_its_stages(tiny, tmp_path):
     assert aotpack("selftest", output).returncode == 0
 
 
-@pytest.mark.slow
 def test_a_package_is_built_again_elsewhere_to_the_same_bytes(float32_package, tmp_path):
     elsewhere = {"HOME": str(tmp_path), "USER": "somebody", "LOGNAME": "somebody", "TMPDIR": str(tmp_path)}
     altered = rewritten(float32_package, tmp_path / "altered.aotpack", vectors=b"other vectors")

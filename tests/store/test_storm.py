@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 PROCESSES, THREADS, ROUNDS = 16, 4, 20
 # Forked from a process that has imported everything: they start at the same moment, and in no time.
 STORM = """
@@ -60,7 +58,6 @@ for turn in range(rounds):
 """
 
 
-@pytest.mark.slow
 def test_one_copy_is_unpacked_whoever_is_killed(dflash_package, tmp_path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
