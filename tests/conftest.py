@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 import aotpack
 from aotpack.build import build
@@ -38,13 +39,21 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the session's packages; AOTPACK_TEST_PACKAGES keeps one from session to session."""
     kept = os.environ.get("AOTPACK_TEST_PACKAGES")
-    return Path(kept) if kept else tmp_path_factory.mktemp("packages")
+    if kept:
+        return Path(kept)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return tmp_path_factory.mktemp("packages")
+    # One for all workers, beside the folders that are each worker's own.
+    shared = tmp_path_factory.getbasetemp().parent / "packages"
+    shared.mkdir(exist_ok=True)
+    return shared
 
 
 def _package(folder: Path, name: str, specs: Mapping[str, AttentionSpec]) -> Path:
     path = folder / f"{name}.aotpack"
-    if not path.exists():
-        build(specs, ["cpu"], path)
+    with FileLock(folder / f".{name}.lock"):
+        if not path.exists():
+            build(specs, ["cpu"], path)
     return path
 
 
