@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -25,6 +27,12 @@ MASKS = {
     "everything": MaskSpec(family="full"),
 }
 SMALL = {"heads": 6, "kv_heads": 2, "head_dim": 32, "value_dim": 48, "scale": 0.2}
+
+
+def pytest_configure() -> None:
+    """Tests interrupt processes, which a shell's background jobs would be deaf to."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

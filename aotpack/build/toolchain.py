@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch.utils import cpp_extension
 
 from aotpack.errors import BuildError, HostError
@@ -82,16 +83,17 @@ def compiler_name() -> str:
 
 
 def hide_paths(folder: Path) -> None:
-    """Wraps the compiler so that no path below ``folder`` reaches a binary; libraries are then reproducible.
+    """Wraps the compiler so that no path of ``folder`` or of torch reaches a binary: builds are reproducible.
 
     The wrapper is found through PATH under the compiler's own name: Inductor tells compilers apart by name
     and hashes the command.
     """
     real, wrapper = compiler(), folder / "bin" / compiler_name()
+    # Torch's headers name themselves in their messages.
+    packages = Path(torch.__file__).parent.parent
+    hidden = [f"-ffile-prefix-map={path}=." for path in (folder, packages, packages.resolve())]
     wrapper.parent.mkdir()
-    wrapper.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(real)} {shlex.quote(f"-ffile-prefix-map={folder}=.")} "$@"\n'
-    )
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(real)} {shlex.join(hidden)} "$@"\n')
     wrapper.chmod(0o700)
     os.environ["PATH"] = os.pathsep.join([str(wrapper.parent), os.environ.get("PATH", os.defpath)])
 
