@@ -13,20 +13,19 @@ import torch
 from aotpack.errors import AotpackError, HostError, InputError, MismatchError, NoVariantError
 from aotpack.lockfile import Lockfile, find_lockfile
 from aotpack.package import Manifest, Package, Variant
+from aotpack.package.choosing import choose_variants, needed_names
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.host import host_facts
 from aotpack.runtime.programs import CompiledPrograms
 from aotpack.runtime.warmup import warm_up
 from aotpack.spec import AttentionSpec, differences
 from aotpack.store import Places, Store, is_url, open_package
-from aotpack.targets import Decision, choose
 
 if TYPE_CHECKING:
     from aotpack.trust import TrustPolicy
 
-__all__ = ["CALLING_CONVENTIONS", "Pack", "choose_variants", "load"]
+__all__ = ["Pack", "load", "variants_here"]
 
-CALLING_CONVENTIONS: Final = (1,)
 TRUSTED_KEYS: Final = "AOTPACK_TRUSTED_KEYS"
 Wanted = AttentionSpec | Mapping[str, AttentionSpec] | Iterable[AttentionSpec]
 
@@ -138,7 +137,7 @@ def load(
             _require(package.manifest.specs, specs)
         miss = (NoVariantError, HostError) if on_miss == "eager" else ()
         try:
-            chosen, _ = choose_variants(package.manifest, str(where))
+            chosen = variants_here(package.manifest, str(where))
         except miss as error:
             return _eager(package, where, error)
         # Outside: a package that cannot be fetched or unpacked is no reason to train slowly.
@@ -150,31 +149,14 @@ def load(
         return Pack(package, where, next(iter(chosen.values())).target, attentions)
 
 
-def choose_variants(manifest: Manifest, device: str) -> tuple[dict[str, Variant], tuple[Decision, ...]]:
-    """The variant of each spec (by digest) for this machine, and the decisions about the first spec's.
+def variants_here(manifest: Manifest, device: str) -> dict[str, Variant]:
+    """The variant of each spec, by its digest, for a device of this machine.
 
     Raises:
         NoVariantError, HostError: some spec has none that runs here.
     """
-    if manifest.calling_convention not in CALLING_CONVENTIONS:
-        raise HostError(
-            "the package uses a calling convention that this aotpack does not know",
-            expected=" or ".join(map(str, CALLING_CONVENTIONS)),
-            found=manifest.calling_convention,
-            remedy="install a newer aotpack, or build the package again with this one",
-        )
-    needs = [variant.requires for variant in manifest.variants]
-    host = host_facts(
-        symbols={symbol for need in needs for symbol in need.torch_symbols},
-        libraries={name for need in needs for name in need.needed},
-    )
-    chosen: dict[str, Variant] = {}
-    decisions: tuple[Decision, ...] = ()
-    for spec in manifest.specs.values():
-        choice = choose([v for v in manifest.variants if v.spec == spec.digest], host, device)
-        chosen[spec.digest] = choice.variant
-        decisions = decisions or choice.decisions
-    return chosen, decisions
+    symbols, libraries = needed_names(manifest)
+    return choose_variants(manifest, host_facts(symbols=symbols, libraries=libraries), device)
 
 
 def _trust(

@@ -16,7 +16,7 @@ from aotpack.errors import InputError
 from aotpack.package import Package, Variant
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.host import host_facts
-from aotpack.runtime.loading import choose_variants, load
+from aotpack.runtime.loading import load, variants_here
 from aotpack.store import Places, Store, open_package
 from aotpack.store.notes import Notes
 
@@ -126,7 +126,7 @@ def _tested(source: Places, device: str, offline: bool | None) -> SelfTestReport
     pack = load(source, device, offline=offline)
     checks: list[Check] = []
     with open_package(source, Store(), offline=offline) as package:
-        chosen, _ = choose_variants(package.manifest, str(pack.device))
+        chosen = variants_here(package.manifest, str(pack.device))
         for name, spec in package.manifest.specs.items():
             variant = chosen[spec.digest]
             checks += _check(pack.attention(name), variant, _vectors(package, variant))

@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from aotpack.package import Package
+from aotpack.package import Package, write_package
 from tests.process import aotpack, only_object, rewritten
 
 WITHOUT_TORCH = (
@@ -112,3 +113,13 @@ def test_selftest_exits_7_where_results_are_too_far_off(dflash_package, tmp_path
 
 def test_selftest_refuses_a_device_that_has_no_variant(dflash_package):
     assert aotpack("selftest", dflash_package, "--device", "cuda").returncode == 3
+
+
+def test_explain_refuses_what_load_refuses(dflash_package, tmp_path):
+    with Package.open(dflash_package) as package:
+        blobs = {key: package.read_blob(key) for key in package.manifest.blobs}
+        manifest = replace(package.manifest, calling_convention=99)
+    write_package(tmp_path / "later.aotpack", manifest, blobs)
+    done = aotpack("explain", tmp_path / "later.aotpack")
+    assert done.returncode == 5
+    assert "uses a calling convention that this aotpack does not know" in done.stderr

@@ -17,7 +17,7 @@ from torch import Tensor
 from aotpack.bench.jobs.workload import Workload
 from aotpack.errors import InputError
 from aotpack.package import Package, Program
-from aotpack.runtime.loading import choose_variants
+from aotpack.runtime.loading import variants_here
 from aotpack.spec import AttentionSpec
 
 __all__ = ["TorchPrograms"]
@@ -44,7 +44,7 @@ class TorchPrograms:
         specialisation: str = "general",
     ) -> None:
         with Package.open(package) as opened:
-            chosen, _ = choose_variants(opened.manifest, device)
+            chosen = variants_here(opened.manifest, device)
             variant = chosen[spec.digest]
             self._programs = {
                 p.name: p

@@ -13,7 +13,8 @@ from aotpack.cli.places import offline_option, opened
 from aotpack.cli.text import columns
 from aotpack.errors import HostError, NoVariantError
 from aotpack.package import Manifest, Variant
-from aotpack.targets import HostFacts, choose, match
+from aotpack.package.choosing import choose_variants, needed_names
+from aotpack.targets import HostFacts, match
 
 __all__ = ["explain"]
 
@@ -43,9 +44,7 @@ def explain(console: Console, file: str, offline: bool, device: str, host_file: 
     chosen: dict[str, Variant] = {}
     failure: NoVariantError | HostError | None = None
     try:
-        for spec in manifest.specs.values():
-            candidates = [v for v in manifest.variants if v.spec == spec.digest]
-            chosen[spec.digest] = choose(candidates, host, device).variant
+        chosen = choose_variants(manifest, host, device)
     except (NoVariantError, HostError) as error:
         failure = error
     rows = [row for variant in manifest.variants for row in _rows(manifest, variant, chosen, host, device)]
@@ -66,15 +65,12 @@ def explain(console: Console, file: str, offline: bool, device: str, host_file: 
 
 
 def _facts(manifest: Manifest, host_file: Path | None) -> HostFacts:
-    needs = [variant.requires for variant in manifest.variants]
-    libraries = {name for need in needs for name in need.needed}
+    symbols, libraries = needed_names(manifest)
     if host_file is not None:
         return read_host(host_file, libraries)
     from aotpack.runtime.host import host_facts
 
-    return host_facts(
-        symbols={symbol for need in needs for symbol in need.torch_symbols}, libraries=libraries
-    )
+    return host_facts(symbols=symbols, libraries=libraries)
 
 
 def _rows(

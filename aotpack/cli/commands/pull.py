@@ -87,7 +87,7 @@ def _for_target(package: Package, target: str) -> list[Variant]:
 def _for_devices(package: Package, devices: Sequence[str]) -> list[Variant]:
     import torch
 
-    from aotpack.runtime.loading import choose_variants
+    from aotpack.runtime.loading import variants_here
 
     named = bool(devices)
     devices = devices or ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -95,7 +95,7 @@ def _for_devices(package: Package, devices: Sequence[str]) -> list[Variant]:
     refusals: list[NoVariantError | HostError] = []
     for device in devices:
         try:
-            chosen += choose_variants(package.manifest, device)[0].values()
+            chosen += variants_here(package.manifest, device).values()
         except (NoVariantError, HostError) as error:
             refusals.append(error)
     # A package for GPUs alone has nothing for the CPU, and that is right unless it was asked for.
