@@ -35,7 +35,7 @@ def check_build(
     """
     with Package.open(path) as package:
         manifest, digest = package.manifest, package.digest
-    targets = [Target.parse(name) for name in dict.fromkeys(v.target for v in manifest.variants)]
+    targets = [Target.parse(name) for name in manifest.targets]
     _check_toolchain(manifest.provenance, toolchain(targets))
     options = manifest.provenance.get("options")
     if not isinstance(options, Mapping):

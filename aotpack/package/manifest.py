@@ -145,6 +145,11 @@ class Manifest:
     blobs: Mapping[str, Blob] = field(default_factory=dict)
     format_version: tuple[int, int] = FORMAT_VERSION
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the targets that there are variants for, each once, in their order."""
+        return tuple(dict.fromkeys(variant.target for variant in self.variants))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values; what is None is left out."""
         return {

@@ -95,8 +95,7 @@ class Library:
         inputs = self._arrays[0](*[self._pointer(handle, None) for handle in handles])
         outputs = self._arrays[1]()
         code = self._run(self._container, inputs, self._inputs, outputs, self._outputs, stream, None)
-        if code != 0:
-            self._check(code, "run")
+        self._check(code, "run")
         result: list[Tensor] = self._steal([self._capsule(o, None, None) for o in outputs])
         return result
 

@@ -126,8 +126,7 @@ class Attention:
         ):
             q, k, v = q.to(self._dtype), k.to(self._dtype), v.to(self._dtype)
         check_qkv(self.spec, self.device, q, k, v)
-        ours = isinstance(mask, BlockMask) or not is_torch_block_mask(mask)
-        block_mask = mask if ours else adopt(mask, self.device)
+        block_mask = adopt(mask, self.device) if is_torch_block_mask(mask) else mask
         check_mask(self.spec, self.device, q, k, block_mask)
         if self._programs is None:
             out, lse = self._eager(q, k, v, block_mask)

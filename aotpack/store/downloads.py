@@ -67,7 +67,7 @@ def download(
     if signature is not None:
         replace_file(signature_path(path), signature)
     with Package.open(path) as package:
-        targets = tuple(dict.fromkeys(variant.target for variant in package.manifest.variants))
+        targets = package.manifest.targets
         signed = signature is not None
         return Download(digest=package.digest, size=package.size, targets=targets, signed=signed)
 

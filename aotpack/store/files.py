@@ -44,13 +44,13 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
         yield file
 
 
-def keep_file(path: Path, data: bytes) -> None:
+def keep_file(path: Path, data: bytes, mode: int = 0o400) -> None:
     """Write a file as a whole, whatever is there; where that is not possible, nothing is kept."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_SUFFIX}")
     with contextlib.suppress(OSError):
         make_folder(path.parent)
         try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             with os.fdopen(fd, "wb") as file:
                 # While it is held, nobody takes the file for what a killed process left.
                 fcntl.flock(fd, fcntl.LOCK_EX)

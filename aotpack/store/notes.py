@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from aotpack.package.manifest import canonical_json
+from aotpack.store.files import keep_file, open_regular
 
 __all__ = ["Notes"]
 
@@ -32,7 +30,7 @@ class Notes:
     def get(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
         """What was remembered under exactly this key; None for nothing, or for what cannot be read."""
         try:
-            with self._path(key).open("rb") as file:
+            with open_regular(self._path(key)) as file:
                 found = json.loads(file.read(_LARGEST))
         except (OSError, ValueError, RecursionError):
             return None
@@ -44,17 +42,7 @@ class Notes:
 
     def put(self, key: Mapping[str, Any], note: Mapping[str, Any]) -> None:
         """Remember an object; where the folder cannot be written, it is not remembered."""
-        path = self._path(key)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        with contextlib.suppress(OSError):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            try:
-                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                with os.fdopen(fd, "wb") as file:
-                    file.write(canonical_json({"key": key, "note": note}))
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        keep_file(self._path(key), canonical_json({"key": key, "note": note}), mode=0o600)
 
     def _path(self, key: Mapping[str, Any]) -> Path:
         return self._folder / f"{hashlib.sha256(canonical_json(key)).hexdigest()}.json"

@@ -62,7 +62,7 @@ def upload(
         for key in package.manifest.blobs:
             package.read_blob(key)
         digest, size = package.digest, package.size
-        targets = tuple(dict.fromkeys(variant.target for variant in package.manifest.variants))
+        targets = package.manifest.targets
     there = _found_at(url, patience)
     if there is not None and there[0] != digest and not force:
         raise OutputError(

@@ -45,8 +45,8 @@ def lock(console: Console, sources: tuple[str, ...], output: Path, offline: bool
     found = {name: _look_up(places, before.path.parent, offline) for name, places in wanted.items()}
     if check:
         for name, locked in found.items():
-            if before.packages.get(name) is None or before.packages[name].digest != locked.digest:
-                known = before.packages.get(name)
+            known = before.packages.get(name)
+            if known is None or known.digest != locked.digest:
                 raise IntegrityError(
                     f"{name} is not what {output} locks",
                     expected=known.digest if known else "no such name",
@@ -75,10 +75,9 @@ def _wanted(sources: Sequence[str]) -> dict[str, list[str]]:
 
 def _look_up(places: Sequence[str], home: Path, offline: bool) -> Locked:
     with open_package(list(places), Store(), offline=offline or None) as package:
-        targets = dict.fromkeys(variant.target for variant in package.manifest.variants)
         return Locked(
             digest=package.digest,
-            targets=tuple(targets),
+            targets=package.manifest.targets,
             sources=tuple(_written(place, home) for place in places),
         )
 

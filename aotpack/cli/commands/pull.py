@@ -78,7 +78,7 @@ def _for_target(package: Package, target: str) -> list[Variant]:
         raise NoVariantError(
             f"{package.name} has no variant for {target}" + (" of every spec" if found else ""),
             expected=target,
-            found=", ".join(dict.fromkeys(variant.target for variant in manifest.variants)),
+            found=", ".join(manifest.targets),
             remedy="name a target that is there, or build the package for this one too",
         )
     return found
