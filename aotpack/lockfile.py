@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from aotpack.errors import InputError, IntegrityError, OutputError
+from aotpack.errors import InputError, IntegrityError
 from aotpack.fields import Document, Fields, Form
+from aotpack.files import replace_file
 
 __all__ = ["NAME", "Locked", "Lockfile", "find_lockfile"]
 
@@ -84,17 +84,7 @@ class Lockfile:
         except IntegrityError as error:
             raise InputError(error.problem, expected=error.expected, found=error.found) from error
         text = json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
-        temporary = self.path.with_name(f".{self.path.name}-{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            try:
-                temporary.write_text(text)
-                temporary.replace(self.path)
-            finally:
-                temporary.unlink(missing_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"{self.path} cannot be written: {error.strerror}", remedy="choose another path with -o"
-            ) from error
+        replace_file(self.path, text.encode())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from aotpack.errors import InputError, IntegrityError, OutputError
+from aotpack.errors import InputError, IntegrityError
+from aotpack.files import replace_file
 from aotpack.package.frames import blob_key, choose_dictionaries, compress, decompress
 from aotpack.package.front import Front, pack_front, read_front
 from aotpack.package.manifest import FORMAT_VERSION, MAX_BLOB, Blob, Manifest
@@ -172,7 +171,7 @@ def write_package(path: str | os.PathLike[str], manifest: Manifest, blobs: Mappi
         raise InputError(error.problem, expected=error.expected, found=error.found) from error
     except (RecursionError, TypeError, ValueError) as error:
         raise InputError(f"the manifest cannot be written: {error}") from error
-    _publish(Path(path), [front, *frames])
+    replace_file(Path(path), front, *frames)
     return digest
 
 
@@ -213,23 +212,3 @@ def _compress_all(
         frames.append(frame)
         offset += len(frame)
     return index, frames
-
-
-def _publish(path: Path, parts: list[bytes]) -> None:
-    temporary = path.with_name(f".aotpack-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        # Not tempfile: it makes files 0600, and a package follows the umask like any build output.
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.writelines(parts)
-                file.flush()
-                os.fsync(fd)
-            temporary.replace(path)
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        problem = f"{path} cannot be written: {reason}"
-        raise OutputError(problem, remedy="choose a path in a folder that is there and writable") from error

@@ -12,6 +12,7 @@ from io import BufferedRandom
 from pathlib import Path
 
 from aotpack.errors import HostError, InputError, IntegrityError, OutputError
+from aotpack.files import replace_file
 from aotpack.package import Blob, Package
 from aotpack.package.front import Front, read_front
 from aotpack.store.assembled import FrontSource, KeptSource
@@ -19,7 +20,6 @@ from aotpack.store.opening import Place
 from aotpack.store.remote import PATIENCE, Patience, read_beside
 from aotpack.store.replicas import Replica, reach, sound_front
 from aotpack.store.urls import is_url, sibling
-from aotpack.trust.files import replace_file
 from aotpack.trust.signature import MAX_SIGNATURE_FILE, SIGNATURE_SUFFIX, signature_path
 
 __all__ = ["Download", "download"]

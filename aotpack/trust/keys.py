@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from aotpack.errors import HostError, InputError
-from aotpack.trust.files import create_file, read_file
+from aotpack.files import create_file, read_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

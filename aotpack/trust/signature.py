@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aotpack.errors import InputError, IntegrityError
 from aotpack.fields import Document, Fields, Form
-from aotpack.trust.files import read_file, replace_file
+from aotpack.files import read_file, replace_file
 from aotpack.trust.keys import PrivateKey, PublicKey
 
 __all__ = [

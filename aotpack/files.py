@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -51,10 +51,10 @@ def create_file(path: Path, data: bytes, mode: int) -> None:
         OutputError: something is there, or the path cannot be written; nothing is left of what was begun.
     """
     with _writing(path):
-        _create(path, data, mode)
+        _create(path, [data], mode)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, *parts: bytes) -> None:
     """Put a whole file where another may have been; who reads meanwhile sees one or the other.
 
     Raises:
@@ -62,7 +62,8 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     temporary = path.with_name(f".aotpack-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with _writing(path):
-        _create(temporary, data, 0o666)
+        # Not tempfile, which makes files 0600: what is written here follows the umask like any output.
+        _create(temporary, parts, 0o666)
         try:
             temporary.replace(path)
         except BaseException:
@@ -75,11 +76,11 @@ def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _create(path: Path, data: bytes, mode: int) -> None:
+def _create(path: Path, parts: Iterable[bytes], mode: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(fd)
     except BaseException:
