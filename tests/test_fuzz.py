@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import aotpack
 from aotpack.cli.commands.inspect import describe
-from aotpack.cli.commands.verify import check_blobs
 from aotpack.errors import AotpackError, HostError, InputError, IntegrityError
 from aotpack.lockfile import Lockfile
 from aotpack.package import Package
@@ -77,7 +76,7 @@ def _read(path):
 
 def _verify(path):
     with Package.open(path) as package:
-        check_blobs(package)
+        package.check_blobs()
 
 
 def _load(path):

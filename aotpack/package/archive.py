@@ -110,6 +110,17 @@ class Package:
         for key in needed:
             self._read_frame(key, blobs[key])
 
+    def check_blobs(self) -> None:
+        """Read every blob; the ``IntegrityError`` names all that are wrong."""
+        blobs = self.manifest.blobs
+        wrong = [error for key in blobs if (error := self._wrong(key)) is not None]
+        if wrong:
+            raise IntegrityError(
+                f"{self.name} was altered: {len(wrong)} of its {len(blobs)} blobs are wrong",
+                found="".join(f"\n    {error.problem}" for error in wrong),
+                remedy="fetch or build the package again",
+            )
+
     def close(self) -> None:
         """Close the source."""
         self._source.close()
@@ -121,6 +132,13 @@ class Package:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _wrong(self, key: str) -> IntegrityError | None:
+        try:
+            self.read_blob(key)
+        except IntegrityError as error:
+            return error
+        return None
 
     def _read_frame(self, key: str, blob: Blob) -> bytes:
         frame = read_exactly(self._source, self._front.size + blob.offset, blob.size, f"blob {key}")

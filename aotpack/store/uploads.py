@@ -59,8 +59,7 @@ def upload(
         HostError: the URL cannot be reached or written.
     """
     with Package.open(path) as package:
-        for key in package.manifest.blobs:
-            package.read_blob(key)
+        package.check_blobs()
         digest, size = package.digest, package.size
         targets = package.manifest.targets
     there = _found_at(url, patience)

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from aotpack.cli.commands.keygen import password
-from aotpack.cli.commands.verify import check_blobs
 from aotpack.cli.console import Console, talking
 from aotpack.cli.text import fields
 from aotpack.package import Package
@@ -34,7 +33,7 @@ def sign(console: Console, file: Path, key: Path) -> None:
     """
     secret = read_private_key(key, password=password())
     with Package.open(file) as package:
-        check_blobs(package)
+        package.check_blobs()
         digest = package.digest
     signed = add_signature(file, digest, secret)
     key_ids = [signature.key_id for signature in signed.signatures]

@@ -9,8 +9,7 @@ import click
 from aotpack.cli.console import Console, talking
 from aotpack.cli.places import offline_option, opened
 from aotpack.cli.text import fields, size
-from aotpack.errors import HostError, IntegrityError, TrustError
-from aotpack.package import Package
+from aotpack.errors import HostError, TrustError
 from aotpack.store import Store
 from aotpack.store.signatures import signatures_of
 from aotpack.trust import (
@@ -24,7 +23,7 @@ from aotpack.trust import (
     trusted_keys,
 )
 
-__all__ = ["check_blobs", "verify"]
+__all__ = ["verify"]
 
 
 @click.command()
@@ -51,7 +50,7 @@ def verify(
     """
     policy = _policy(keys, digests)
     with opened(file, offline) as package:
-        check_blobs(package)
+        package.check_blobs()
         blobs, digest, name = package.manifest.blobs, package.digest, package.name
     raw = sum(blob.raw_size for blob in blobs.values())
     found = signatures_of(file, digest, Store(), offline=offline or None)
@@ -67,26 +66,6 @@ def verify(
     }
     head = f"{name}: {len(blobs)} blobs, {size(raw)} unpacked, all as the manifest says"
     console.show("aotpack.verify/1", data, f"{head}\n{fields(_rows(data))}")
-
-
-def check_blobs(package: Package) -> None:
-    """Read every blob; ``IntegrityError`` names all that are wrong."""
-    blobs = package.manifest.blobs
-    wrong = [error for key in blobs if (error := _wrong(package, key)) is not None]
-    if wrong:
-        raise IntegrityError(
-            f"{package.name} was altered: {len(wrong)} of its {len(blobs)} blobs are wrong",
-            found="".join(f"\n    {error.problem}" for error in wrong),
-            remedy="fetch or build the package again",
-        )
-
-
-def _wrong(package: Package, key: str) -> IntegrityError | None:
-    try:
-        package.read_blob(key)
-    except IntegrityError as error:
-        return error
-    return None
 
 
 def _policy(keys: tuple[str, ...], digests: tuple[str, ...]) -> TrustPolicy | None:
