@@ -25,6 +25,17 @@ MASKS = {
     "speculators-sliding": MaskSpec(family="dflash-speculators", block_size=16, window=100, causal=True),
     "causal": MaskSpec(family="causal"),
     "everything": MaskSpec(family="full"),
+    "window": MaskSpec(family="sliding", window=100),
+    "eagle3": MaskSpec(family="eagle3"),
+    "eagle3-speculators": MaskSpec(family="eagle3-speculators"),
+    "eagle3-sliding": MaskSpec(family="eagle3-speculators", window=70),
+    "peagle": MaskSpec(family="peagle"),
+    "document": MaskSpec(family="document"),
+    "prefix": MaskSpec(family="prefix"),
+    "packed-window": MaskSpec(
+        family="and", parts=(MaskSpec(family="document"), MaskSpec(family="sliding", window=50))
+    ),
+    "dflash-or-causal": MaskSpec(family="or", parts=(DFLASH, MaskSpec(family="causal"))),
 }
 SMALL = {"heads": 6, "kv_heads": 2, "head_dim": 32, "value_dim": 48, "scale": 0.2}
 

@@ -147,7 +147,7 @@ def test_a_wrong_mask_field_is_named_with_expected_and_found(fields, message):
             {"head_size": 128},
             (
                 "spec field 'head_size' is wrong\n"
-                "  expected: one of heads, kv_heads, head_dim, value_dim, dtype, scale, mask\n"
+                "  expected: one of heads, kv_heads, head_dim, value_dim, dtype, scale, mask, score, matmul_precision, deterministic\n"
                 "  found: 'head_size'\n  what to do: remove or rename it"
             ),
         ),

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from aotpack.masks import Family, Lengths, Rule, family_of
+from aotpack.masks import Family, Lengths, Rule, Size, family_of
 from aotpack.spec import MaskSpec
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "MaskArguments",
     "cells",
     "classify",
-    "inside",
     "lists",
     "mask_arguments",
     "mask_lengths",
@@ -41,26 +40,28 @@ MASK_TENSORS: Final = (
 class MaskArguments:
     """Example tensors of a block-mask program, their names, and for each the axes of its dimensions.
 
-    Axes are ``"B"``, ``"N"``, ``"T"`` (the context) and, in length carriers of families that do not draft,
-    ``"Q"`` and ``"K"``.
+    Axes are those of ``aotpack.spec.TensorInput``; a length carrier has the axis that it measures.
     """
 
     tensors: tuple[Tensor, ...]
     names: tuple[str, ...]
-    axes: tuple[tuple[str, ...], ...]
+    axes: tuple[tuple[str | int, ...], ...]
 
 
 def mask_arguments(mask: MaskSpec, sizes: Mapping[str, int]) -> MaskArguments:
     """The family's tensors, then the length carriers."""
     family = family_of(mask)
-    carriers = {"context": "T"} if family.drafts else {"query": "Q", "key": "K"}
+
+    def shape(dims: tuple[str | int, ...]) -> list[int]:
+        return [sizes[axis] if isinstance(axis, str) else axis for axis in dims]
+
     return MaskArguments(
         tensors=(
-            *(torch.ones([sizes[d] for d in given.dims], dtype=given.dtype) for given in family.inputs),
-            *(torch.empty(1, dtype=torch.int8).expand(sizes[axis]) for axis in carriers.values()),
+            *(torch.ones(shape(given.dims), dtype=given.dtype) for given in family.inputs),
+            *(torch.empty(1, dtype=torch.int8).expand(sizes[axis]) for axis in family.carried),
         ),
-        names=(*(given.name for given in family.inputs), *(f"length.{name}" for name in carriers)),
-        axes=(*(given.dims for given in family.inputs), *((axis,) for axis in carriers.values())),
+        names=(*(given.name for given in family.inputs), *family.carriers),
+        axes=(*(given.dims for given in family.inputs), *((axis,) for axis in family.carried)),
     )
 
 
@@ -69,17 +70,12 @@ def mask_lengths(
 ) -> tuple[Mapping[str, Tensor], Lengths]:
     """The rule's inputs and lengths from a block-mask program's arguments."""
     inputs = {given.name: tensor for given, tensor in zip(family.inputs, args, strict=False)}
+    sizes: dict[str | int, Size] = {}
+    for given in family.inputs:
+        sizes.update(zip(given.dims, inputs[given.name].shape, strict=True))
     carriers = args[len(family.inputs) :]
-    batch = next((inputs[i.name].shape[i.dims.index("B")] for i in family.inputs if "B" in i.dims), 1)
-    if not family.drafts:
-        return inputs, Lengths(batch=batch, query=carriers[0].shape[0], key=carriers[1].shape[0])
-    query = inputs["anchors"].shape[-1] * (mask.block_size or 1)
-    return inputs, Lengths(batch=batch, query=query, key=carriers[0].shape[0] + query)
-
-
-def inside(rule: Rule, lengths: Lengths) -> Rule:
-    """The rule with every cell outside the axes hidden: the last blocks of an axis may stand out."""
-    return lambda b, q, kv: rule(b, q, kv) & (q < lengths.query) & (kv < lengths.key)
+    sizes.update((axis, tensor.shape[0]) for axis, tensor in zip(family.carried, carriers, strict=True))
+    return inputs, family.lengths(mask, sizes)
 
 
 def cells(block: Tensor) -> Tensor:

@@ -166,10 +166,11 @@ def _check_shapes(
 
 
 def _unfit(spec: AttentionSpec, batch: int, query: int, key: int) -> str | None:
-    block = spec.mask.block_size
+    block = spec.mask.draft_size
     if min(batch, query, key) < 1:
         return "a length below 1"
-    if block is not None and (query % block or key <= query):
+    drafts = any(leaf.block_size for leaf in spec.mask.leaves())
+    if drafts and (query % block or key <= query):
         return f"not whole blocks of {block} query rows that are also the last keys, after some context"
     largest = batch * max(spec.heads * query, spec.kv_heads * key) * max(spec.head_dim, spec.value_dim)
     return "a tensor of 2**31 elements or more" if largest >= 1 << 31 else None
@@ -220,11 +221,17 @@ def _run_worker(
     if code != 0:
         raise BuildError(
             f"the build for {target} failed",
-            found=log.read_text(errors="replace").strip()[-3000:] or f"exit code {code}",
+            found=_failure(log.read_text(errors="replace")) or f"exit code {code}",
             remedy="run 'aotpack doctor'; if it finds nothing, report this",
         )
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return result
+
+
+def _failure(log: str) -> str:
+    """What a worker's log says of its failure: compilers' errors where there are any, else the end."""
+    errors = [line for line in log.splitlines() if re.search(r"\b(fatal )?error:", line)]
+    return "\n".join(errors)[-3000:] or log.strip()[-3000:]
 
 
 def _follow(

@@ -17,19 +17,20 @@ from aotpack.build.blocks import (
     MASK_TENSORS,
     cells,
     classify,
-    inside,
     lists,
     mask_arguments,
     mask_lengths,
 )
 from aotpack.build.ops import block_sparse_attention
-from aotpack.masks import Lengths, family_of
+from aotpack.masks import Lengths, family_of, inside
 from aotpack.spec import AttentionSpec, MaskSpec
 
 __all__ = ["TILE_TENSORS", "Program", "attention_program", "block_mask_program"]
 
 TILE_TENSORS: Final = ("tiles", "tile_ids")
 _EXAMPLE: Final = Lengths(batch=3, query=768, key=1152)
+# Example sizes of axes that are a rule's own: none may equal another axis's.
+_FREE: Final = 101
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,19 +68,19 @@ class _BlockMask(torch.nn.Module):
 
 def block_mask_program(spec: AttentionSpec) -> Program:
     """Inputs: the family's tensors, then the length carriers; outputs: block lists and partial tiles."""
-    context = _EXAMPLE.key - _EXAMPLE.query
-    sizes = {
-        "B": _EXAMPLE.batch,
-        "N": _EXAMPLE.query // (spec.mask.block_size or 1),
-        "T": context,
-        "Q": _EXAMPLE.query,
-        "K": _EXAMPLE.key,
-    }
+    family, query, key = family_of(spec.mask), _EXAMPLE.query, _EXAMPLE.key
+    sizes = {"B": _EXAMPLE.batch, "N": query // spec.mask.draft_size, "T": key - query, "Q": query, "K": key}
+    for given in family.inputs:
+        for axis in given.dims:
+            sizes.setdefault(str(axis), _FREE + len(sizes))
     arguments = mask_arguments(spec.mask, sizes)
     return Program(
         module=_BlockMask(spec.mask),
         args=arguments.tensors,
-        dynamic_shapes=tuple(dict.fromkeys(range(len(a)), torch.export.Dim.DYNAMIC) for a in arguments.axes),
+        dynamic_shapes=tuple(
+            {i: torch.export.Dim.DYNAMIC for i, axis in enumerate(axes) if isinstance(axis, str)}
+            for axes in arguments.axes
+        ),
         inputs=arguments.names,
         outputs=MASK_TENSORS + TILE_TENSORS,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -14,19 +14,20 @@ from aotpack.build.blocks import (
     BLOCK,
     MASK_TENSORS,
     classify,
-    inside,
     lists,
     mask_arguments,
     mask_lengths,
 )
 from aotpack.build.programs import Program
 from aotpack.build.specialisations import MAX_BATCH, MAX_LENGTH, Specialisation
-from aotpack.masks import Family, Lengths, family_of
+from aotpack.masks import Family, Input, Lengths, family_of, inside
 from aotpack.spec import AttentionSpec, MaskSpec
 
 __all__ = ["attention_program", "block_mask_program"]
 
 _Axes = tuple[str | int, ...]
+# Example sizes of axes that are a rule's own: none may equal another axis's.
+_FREE: Final = 1021
 
 
 class _FlexAttention(torch.nn.Module):
@@ -80,7 +81,7 @@ def attention_program(
         **{f"mask.{name}": (axes, torch.int32) for name, axes in _mask_outputs(family).items()},
         **{f"input.{given.name}": (given.dims, given.dtype) for given in passed},
     }
-    sizes, dims = _sizes(spec.mask, specialisation), _dims(specialisation)
+    sizes, dims = _sizes(spec.mask, specialisation), _dims(spec.mask, specialisation)
     shapes = [axes for axes, _ in tensors.values()]
     return Program(
         module=_FlexAttention(
@@ -108,9 +109,15 @@ class _BlockLists(torch.nn.Module):
 
     def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
         inputs, lengths = mask_lengths(self.family, self.mask, args)
-        positions = {i.name: inputs[i.name].to(torch.int32) for i in self.family.inputs if i.positions}
+        placed = [given for given in self.family.inputs if given.positions]
+        positions = {given.name: self._bounded(given, inputs, lengths) for given in placed}
         rule = inside(self.family.rule(self.mask, {**inputs, **positions}, lengths), lengths)
         return (*lists(*classify(rule, lengths, torch.int32)), *positions.values())
+
+    def _bounded(self, given: Input, inputs: Mapping[str, Tensor], lengths: Lengths) -> Tensor:
+        # Values are not checked on a GPU, where that would wait; a wrong one must not read past an end.
+        last = self.family.end_of(given, inputs, lengths) - int(given.gathered)
+        return inputs[given.name].clamp(0, last).to(torch.int32)
 
 
 def block_mask_program(spec: AttentionSpec, specialisation: Specialisation) -> Program:
@@ -118,11 +125,14 @@ def block_mask_program(spec: AttentionSpec, specialisation: Specialisation) -> P
     arguments = mask_arguments(spec.mask, _sizes(spec.mask, specialisation))
     # Not named dimensions: tracing notes whether each tensor is contiguous, and then the lists of a single
     # block would have to be ruled out, although they come out right.
-    dims = {axis: Dim.DYNAMIC(max=MAX_BATCH if axis == "B" else MAX_LENGTH) for axis in "BNTQK"}
+    batch, length = Dim.DYNAMIC(max=MAX_BATCH), Dim.DYNAMIC(max=MAX_LENGTH)
     return Program(
         module=_BlockLists(spec.mask),
         args=arguments.tensors,
-        dynamic_shapes=tuple({i: dims[axis] for i, axis in enumerate(axes)} for axes in arguments.axes),
+        dynamic_shapes=tuple(
+            {i: batch if axis == "B" else length for i, axis in enumerate(axes) if isinstance(axis, str)}
+            for axes in arguments.axes
+        ),
         inputs=arguments.names,
         outputs=tuple(_mask_outputs(family_of(spec.mask))),
     )
@@ -144,21 +154,29 @@ def _sizes(mask: MaskSpec, specialisation: Specialisation) -> dict[str, int]:
     Where any length will do they are odd, lest tracing take a divisor for granted.
     """
     query, context = (8192, 4096) if specialisation.divisor == BLOCK else (8217, 4099)
-    anchors = -(-query // (mask.block_size or 1))
-    if mask.block_size and specialisation.divisor == 1:
-        query = anchors * mask.block_size
+    size = mask.draft_size
+    if size > 1 and specialisation.divisor == 1:
+        query = -(-query // size) * size
     sizes = {"B": 2, "Q": query, "K": query + context, **specialisation.fixed}
     blocks = {axis + "b": -(-sizes[axis] // BLOCK) for axis in "QK"}
-    return {**sizes, **blocks, "N": -(-sizes["Q"] // (mask.block_size or 1)), "T": sizes["K"] - sizes["Q"]}
+    free = {axis: _FREE + i for i, axis in enumerate(_free_axes(mask))}
+    return {**free, **sizes, **blocks, "N": -(-sizes["Q"] // size), "T": max(1, sizes["K"] - sizes["Q"])}
 
 
-def _dims(specialisation: Specialisation) -> dict[str, Any]:
+def _free_axes(mask: MaskSpec) -> list[str]:
+    """Axes of the rule's tensors that are neither attention's own nor a drafter's."""
+    axes = (axis for given in family_of(mask).inputs for axis in given.dims if isinstance(axis, str))
+    return [axis for axis in dict.fromkeys(axes) if axis not in "BNTQK"]
+
+
+def _dims(mask: MaskSpec, specialisation: Specialisation) -> dict[str, Any]:
     """The dynamic axes: one symbol for each, since each symbol is an argument of each kernel."""
+    free: dict[str, Any] = {axis: Dim(axis, min=1, max=MAX_LENGTH) for axis in _free_axes(mask)}
     if specialisation.fixed:
-        return {}
+        return free
     dims: dict[str, Any] = {axis: Dim(axis, min=1, max=MAX_LENGTH) for axis in "NT"}
     for axis in "QK":
         blocks = Dim(axis + "b", min=1, max=MAX_LENGTH // BLOCK)
         whole = specialisation.divisor == BLOCK
         dims |= {axis + "b": blocks, axis: BLOCK * blocks if whole else Dim(axis, min=1, max=MAX_LENGTH)}
-    return {"B": Dim("B", min=1, max=MAX_BATCH), **dims}
+    return {"B": Dim("B", min=1, max=MAX_BATCH), **dims, **free}

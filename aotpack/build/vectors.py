@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from aotpack.dense import dense_attention
-from aotpack.masks import Lengths, dense, family_of
+from aotpack.masks import Input, Lengths, dense, family_of
 from aotpack.spec import AttentionSpec
 
 __all__ = ["TOLERANCE", "golden_vectors"]
@@ -20,7 +20,7 @@ TOLERANCE: Final[Mapping[str, float]] = {"float32": 1e-5, "float16": 2e-3, "bflo
 
 _CONTEXT: Final = 150
 _BLOCKS: Final = 3
-_PLAIN: Final = Lengths(batch=1, query=40, key=150)
+_QUERY: Final = 50
 
 
 def golden_vectors(spec: AttentionSpec) -> bytes:
@@ -62,19 +62,31 @@ def golden_vectors(spec: AttentionSpec) -> bytes:
 
 
 def _mask_inputs(spec: AttentionSpec) -> tuple[dict[str, Tensor], Lengths]:
-    family = family_of(spec.mask)
-    if not family.drafts:
-        return {}, _PLAIN
-    query = _BLOCKS * (spec.mask.block_size or 1)
-    position = torch.arange(_BLOCKS)
-    known = {
-        "anchors": (position + 1) * _CONTEXT // (_BLOCKS + 1),
+    family, size = family_of(spec.mask), spec.mask.draft_size
+    query = _BLOCKS * size if family.drafts else _QUERY
+    key = _CONTEXT + query if family.drafts else query if family.square else 3 * query
+    sizes: dict[str | int, int] = {"B": 1, "N": _BLOCKS, "T": _CONTEXT, "Q": query, "K": key}
+
+    def shape(given: Input) -> list[int]:
+        return [sizes.get(axis, _QUERY) if isinstance(axis, str) else axis for axis in given.dims]
+
+    inputs = {given.name: _example(given, shape(given)) for given in family.inputs}
+    return inputs, family.lengths(spec.mask, sizes)
+
+
+def _example(given: Input, shape: list[int]) -> Tensor:
+    """Values that make every part of a known rule matter, and that are in range for any other."""
+    last = shape[-1] if shape else 1
+    place, half = torch.arange(last), max(1, last // 2)
+    values = {
+        "anchors": (place + 1) * _CONTEXT // (last + 1),
         # The last anchor is dropped, so that empty rows are part of the test.
-        "keep": position < _BLOCKS - 1,
-        "document_ids": (torch.arange(_CONTEXT) >= _CONTEXT // 2).long(),
+        "keep": place < last - 1,
+        "document_ids": (place >= half).long(),
+        "lengths": torch.full((last,), _QUERY - 7),
+        "anchor_pos": torch.where(place < half, place, 2 * (place - half) % half),
+        "depth": torch.where(place < half, 0, 1 + (place - half) % 2),
+        "prefix": torch.full((last,), _QUERY // 3),
     }
-    inputs = {
-        given.name: known[given.name].unsqueeze(0) if given.dims[0] == "B" else known[given.name]
-        for given in family.inputs
-    }
-    return inputs, Lengths(batch=1, query=query, key=_CONTEXT + query)
+    value = values.get(given.name, torch.zeros(last, dtype=torch.int64))
+    return value.to(given.dtype).expand(shape).contiguous()

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from aotpack.dense import dense_attention
 from aotpack.masks import Lengths, dense, family_of
-from aotpack.runtime.checks import check_anchors, check_inputs, check_mask, check_qkv
+from aotpack.runtime.arguments import check_positions, read_arguments
+from aotpack.runtime.checks import check_mask, check_qkv
 from aotpack.runtime.mask import BlockMask
 from aotpack.runtime.operator import attention, enroll
 from aotpack.runtime.programs import CompiledPrograms
@@ -52,45 +53,48 @@ class Attention:
     def block_mask(
         self,
         *,
-        anchors: Tensor | None = None,
-        keep: Tensor | None = None,
-        document_ids: Tensor | None = None,
         query_len: int | None = None,
         context_len: int | None = None,
         check: bool | None = None,
+        **tensors: Tensor | None,
     ) -> BlockMask:
         """The mask of one step, for all layers that share it.
 
-        Which arguments a mask family takes:
+        Which arguments a mask family takes (B batch, N anchors, T and S packed lengths, Q query length):
 
-        - ``dflash``: anchors, keep, context_len. The query length is N * block_size, the key length
+        - ``dflash``: anchors int64 [B,N], position of each block's anchor in the context; keep bool [B,N],
+          False empties a block's rows; context_len. The query length is N * block_size, the key length
           context_len + N * block_size.
-        - ``dflash-speculators``: document_ids, anchors, context_len (T).
-        - ``causal``, ``full``: query_len and context_len, the key length.
+        - ``dflash-speculators``: document_ids int64 [T], -1 is padding; anchors int64 [N]; context_len (T).
+        - ``eagle3``: lengths int64 [B], real tokens of each entry; query_len Q; context_len, the key length
+          (k + 1) * Q of step k.
+        - ``eagle3-speculators``: document_ids int64 [Q]; context_len, the key length.
+        - ``peagle``: anchor_pos and depth, int64 [Q]; document_ids int64 [S].
+        - ``document``: document_ids int64 [B,Q], or [Q] for all entries.
+        - ``prefix``: prefix int64 [B], query_len and context_len, the key length.
+        - ``causal``, ``sliding``, ``full``: query_len and context_len, the key length.
+        - ``and``, ``or``: what the parts take.
+        - a rule of your own: the tensors it declares; query_len and context_len unless an axis "Q" or "K" of
+          a tensor says them, or context_len where it drafts.
 
         Args:
-            anchors: int64, [B,N] (speculators: [N]); position of each block's anchor in the context.
-            keep: bool [B,N]; False empties a block's rows.
-            document_ids: int64 [T]; -1 is padding.
-            query_len: query rows, in tokens.
-            context_len: context, in tokens.
-            check: whether anchors are checked to be inside the context, which reads their values; by
+            query_len: query rows, in tokens; may be left out where the tensors say it.
+            context_len: context, in tokens; likewise.
+            check: whether positions are checked to be inside the context, which reads their values; by
                 default on the CPU only, because on a GPU it would wait for the device.
+            tensors: what the family takes, by name.
 
         Raises:
             InputError: arguments that do not fit the mask family or each other.
         """
-        inputs = {"anchors": anchors, "keep": keep, "document_ids": document_ids}
-        given_lengths = {"query_len": query_len, "context_len": context_len}
-        check_inputs(self._family, self.spec.mask, self.device, inputs, given_lengths)
-        tensors = {given.name: inputs[given.name].contiguous() for given in self._family.inputs}  # type: ignore[union-attr]
-        lengths = self._lengths(tensors, query_len, context_len or 0)
+        given = {"query_len": query_len, "context_len": context_len}
+        read, lengths = read_arguments(self._family, self.spec.mask, self.device, tensors, given)
         if check if check is not None else self.device.type == "cpu":
-            check_anchors(tensors, lengths)
+            check_positions(self._family, read, lengths)
         if self._programs is None:
-            visible = dense(self.spec.mask, tensors, lengths)
+            visible = dense(self.spec.mask, read, lengths)
             return BlockMask(spec=self.spec.mask, lengths=lengths, tensors=(), dense=visible.to(self.device))
-        found = self._programs.block_mask([*tensors.values(), *self._carriers(lengths)], lengths)
+        found = self._programs.block_mask([*read.values(), *self._carriers(lengths)], lengths)
         return BlockMask(spec=self.spec.mask, lengths=lengths, tensors=tuple(found))
 
     @overload
@@ -146,16 +150,10 @@ class Attention:
         out, lse = dense_attention(q.float(), k.float(), v.float(), mask.dense, self.spec.scale)
         return out.to(self._dtype), lse
 
-    def _lengths(self, inputs: dict[str, Tensor], query_len: int | None, context_len: int) -> Lengths:
-        if not self._family.drafts:
-            return Lengths(batch=1, query=query_len or 0, key=context_len)
-        anchors = inputs["anchors"]
-        query = anchors.shape[-1] * (self.spec.mask.block_size or 1)
-        batch = anchors.shape[0] if self._family.batched else 1
-        return Lengths(batch=batch, query=query, key=context_len + query)
-
     def _carriers(self, lengths: Lengths) -> list[Tensor]:
         """Tensors whose sizes tell a program the lengths; they share one byte of storage."""
+        if not self._family.carried:
+            return []
         byte = torch.empty(1, dtype=torch.int8, device=self.device)
-        sizes = (lengths.key - lengths.query,) if self._family.drafts else (lengths.query, lengths.key)
-        return [byte.expand(size) for size in sizes]
+        sizes = {"T": lengths.key - lengths.query, "Q": lengths.query, "K": lengths.key}
+        return [byte.expand(sizes[axis]) for axis in self._family.carried]

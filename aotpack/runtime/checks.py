@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from aotpack.errors import InputError
-from aotpack.masks import Family, Lengths
 from aotpack.runtime.mask import BlockMask
-from aotpack.spec import AttentionSpec, MaskSpec
+from aotpack.spec import AttentionSpec
 
-__all__ = ["check_anchors", "check_inputs", "check_mask", "check_qkv"]
+__all__ = ["check_mask", "check_qkv"]
 
 
 def check_qkv(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -75,74 +72,6 @@ def check_mask(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, 
         )
     for tensor in mask.tensors[:1]:
         _same_device("the mask", tensor, device)
-
-
-def check_inputs(
-    family: Family,
-    mask: MaskSpec,
-    device: torch.device,
-    inputs: Mapping[str, Tensor | None],
-    lengths: Mapping[str, int | None],
-) -> None:
-    """The mask rule's tensors and lengths are all there, of the right dtype, shape and device."""
-    needed = {given.name for given in family.inputs}
-    wanted = {"context_len"} if family.drafts else {"query_len", "context_len"}
-    given_names = {n for n, value in {**inputs, **lengths}.items() if value is not None}
-    if given_names != needed | wanted:
-        raise InputError(
-            f"block_mask of the family '{family.name}' was called with the wrong arguments",
-            expected=", ".join(sorted(needed | wanted)),
-            found=", ".join(sorted(given_names)) or "none",
-        )
-    sizes: dict[str, int] = {}
-    for given in family.inputs:
-        tensor = inputs[given.name]
-        assert tensor is not None
-        _same_device(given.name, tensor, device)
-        if tensor.dtype != given.dtype:
-            raise InputError(
-                f"{given.name} has the wrong dtype",
-                expected=given.dtype,
-                found=tensor.dtype,
-                remedy="cast it",
-            )
-        shape = list(tensor.shape)
-        axes = f"[{', '.join(given.dims)}]"
-        if len(shape) != len(given.dims) or 0 in shape:
-            raise InputError(f"{given.name} has the wrong shape", expected=f"{axes}, no size 0", found=shape)
-        for axis, size in zip(given.dims, shape, strict=True):
-            if sizes.setdefault(axis, size) != size:
-                raise InputError(
-                    f"{given.name} does not fit the other inputs",
-                    expected=f"{axes} with {axis}={sizes[axis]}",
-                    found=shape,
-                )
-    for name in sorted(wanted):
-        length = lengths[name]
-        if not isinstance(length, int) or length < 1:
-            raise InputError(f"{name} is wrong", expected="a positive number of tokens", found=repr(length))
-    if sizes.get("T", lengths["context_len"]) != lengths["context_len"]:
-        raise InputError(
-            "document_ids and context_len differ", expected=lengths["context_len"], found=sizes["T"]
-        )
-
-
-def check_anchors(inputs: Mapping[str, Tensor | None], lengths: Lengths) -> None:
-    """Anchors of kept blocks are positions in the context. Reads the tensors' values."""
-    anchors, keep = inputs.get("anchors"), inputs.get("keep")
-    if anchors is None:
-        return
-    context = lengths.key - lengths.query
-    wrong = (anchors < 0) | (anchors >= context)
-    if keep is not None:
-        wrong = wrong & keep
-    if bool(wrong.any()):
-        raise InputError(
-            "anchors are out of range",
-            expected=f"positions from 0 to {context - 1}, the context being {context} tokens long",
-            found=f"{int(wrong.sum())} others, for example {int(anchors[wrong][0])}",
-            remedy="sample anchors inside the context, or clear keep for blocks that are padding",
-        )
 
 
 def _same_device(name: str, tensor: Tensor, device: torch.device) -> None:

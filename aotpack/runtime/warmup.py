@@ -40,17 +40,20 @@ def smallest(bounds: Mapping[str, int], block_size: int) -> tuple[int, int, int]
 def call_once(attend: Attention, programs: CompiledPrograms, kind: Kind) -> None:
     """Block mask, forward and backward of one specialisation on its smallest shapes."""
     spec, family = attend.spec, family_of(attend.spec.mask)
-    size = spec.mask.block_size or 1
-    batch, query, key = smallest(kind.bounds, size)
+    batch, query, key = smallest(kind.bounds, spec.mask.draft_size)
     context = key - query if family.drafts else key
-    sizes = {"B": batch, "N": query // size, "T": context}
+    known = {"B": batch, "N": query // spec.mask.draft_size, "T": context, "Q": query, "K": key}
     inputs = {
-        given.name: torch.zeros([sizes[axis] for axis in given.dims], dtype=given.dtype, device=attend.device)
+        given.name: torch.zeros(
+            [known.get(axis, 1) if isinstance(axis, str) else axis for axis in given.dims],
+            dtype=given.dtype,
+            device=attend.device,
+        )
         for given in family.inputs
     }
-    mask = attend.block_mask(
-        **inputs, context_len=context, query_len=None if family.drafts else query, check=False
-    )
+    given_lengths = {"T": "context_len", "Q": "query_len", "K": "context_len"}
+    asked: dict[str, int] = {given_lengths[axis]: known[axis] for axis in family.carried}
+    mask = attend.block_mask(**asked, **inputs, check=False)  # type: ignore[arg-type]
     dtype = getattr(torch, spec.dtype)
     q = torch.empty((batch, spec.heads, query, spec.head_dim), dtype=dtype, device=attend.device)
     k, v = (

@@ -9,8 +9,9 @@ from torch.nn.attention.flex_attention import create_block_mask
 import aotpack
 from aotpack.masks import Lengths, dense
 from tests.cases import make_case, visible_cells
+from tests.conftest import MASKS
 
-NAMES = ["full", "sliding", "speculators", "speculators-sliding", "causal", "everything"]
+NAMES = list(MASKS)
 SHAPES = [(1, 64, 1), (2, 129, 7), (3, 777, 131), (1, 1500, 33), (2, 256, 24)]
 LISTS = [
     "kv_num_blocks",

@@ -1,0 +1,52 @@
+"""Masks of plain sequences: full, causal, sliding window, packed documents and prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from aotpack.masks.family import Family, Input, Lengths, Rule
+from aotpack.spec import MaskSpec
+
+__all__ = ["FAMILIES"]
+
+
+def _full(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
+    return lambda b, q, kv: (q >= 0) & (kv >= 0)
+
+
+def _causal(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
+    return lambda b, q, kv: q >= kv
+
+
+def _sliding(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
+    """A row sees itself and the ``window - 1`` cells before it."""
+    window = mask.window or 1
+    return lambda b, q, kv: (q >= kv) & (q - kv < window)
+
+
+def _document(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
+    documents = inputs["document_ids"]
+    return lambda b, q, kv: (q >= kv) & (documents[b, q] == documents[b, kv])
+
+
+def _prefix(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
+    prefix = inputs["prefix"]
+    return lambda b, q, kv: (kv < prefix[b]) | (q >= kv)
+
+
+FAMILIES: Final = (
+    Family(name="causal", rule=_causal),
+    Family(name="full", rule=_full),
+    Family(name="sliding", required=frozenset({"window"}), rule=_sliding),
+    Family(
+        name="document",
+        inputs=(Input(name="document_ids", dtype=torch.int64, dims=("B", "Q")),),
+        square=True,
+        rule=_document,
+    ),
+    Family(name="prefix", inputs=(Input(name="prefix", dtype=torch.int64, dims=("B",)),), rule=_prefix),
+)

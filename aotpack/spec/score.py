@@ -1,0 +1,78 @@
+"""How an attention changes its scores before, or in, the softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aotpack.spec.tensors import TensorInput, check_inputs
+from aotpack.spec.values import finite, flag, known, nested, positive, present, text, wrong
+
+__all__ = ["ScoreSpec"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreSpec:
+    """A score modification with its static parameters; the rules are in ``aotpack.scores``.
+
+    Attributes:
+        family: name of the rule, for example ``"softcap"``; ``"chain"`` of ``parts``; or a rule of your own
+            as ``"module:function"`` (``aotpack.own``).
+        cap: bound of the soft-capped scores (``softcap``).
+        distance: largest relative position with a bias of its own, in tokens (``relative-bias``).
+        frozen: whether the tensors of a named rule get no gradient.
+        parts: the modifications of a ``"chain"``, applied in order.
+        inputs: tensors that a rule of your own reads.
+        source: SHA-256 of the source of a rule of your own.
+        graph: a rule that was recorded as a graph of torch operators (family ``"recorded"``).
+    """
+
+    family: str
+    cap: float | None = None
+    distance: int | None = None
+    frozen: bool | None = None
+    parts: tuple[ScoreSpec, ...] | None = None
+    inputs: tuple[TensorInput, ...] | None = None
+    source: str | None = None
+    graph: str | None = None
+
+    def __post_init__(self) -> None:
+        text("score.family", self.family, "a score family's name")
+        if self.cap is not None:
+            object.__setattr__(self, "cap", finite("score.cap", self.cap))
+        if self.distance is not None:
+            positive("score.distance", self.distance)
+        if self.frozen is not None:
+            flag("score.frozen", self.frozen)
+        if self.parts is not None:
+            object.__setattr__(self, "parts", nested("score.parts", self.parts, ScoreSpec))
+            if len(self.parts) < 2 or not all(isinstance(part, ScoreSpec) for part in self.parts):
+                raise wrong("score.parts", "two modifications or more", self.parts)
+        if self.inputs is not None:
+            object.__setattr__(self, "inputs", nested("score.inputs", self.inputs, TensorInput))
+            check_inputs("score.inputs", self.inputs)
+        for field in ("source", "graph"):
+            if getattr(self, field) is not None:
+                text(f"score.{field}", getattr(self, field), "text")
+
+    @property
+    def own(self) -> bool:
+        """Whether the family names a rule of the user's own, ``"module:function"``."""
+        return ":" in self.family
+
+    def leaves(self) -> Iterator[ScoreSpec]:
+        """This modification, or those that it is a chain of, at any depth."""
+        for part in self.parts or ():
+            yield from part.leaves()
+        if not self.parts:
+            yield self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Field values; absent parameters are left out."""
+        return present(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ScoreSpec:
+        """Inverse of ``to_dict``; an unknown field is a ``SpecError``."""
+        return cls(**known(cls, "score", data, {"family"}))
