@@ -1,6 +1,7 @@
 """The build's own process: ``python -m aotpack.build.worker JOB``.
 
-JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each) and ``folder``.
+JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each), ``modules`` (where
+rules of the user's own are imported from) and ``folder``.
 Progress goes to stdout, one JSON object a line; the results are files in the folder and ``result.json``,
 which names them.
 """
@@ -27,6 +28,7 @@ from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, hide
 from aotpack.build.vectors import TOLERANCE, golden_vectors
 from aotpack.errors import AotpackError, HostError
 from aotpack.masks import family_of
+from aotpack.own import resolve
 from aotpack.spec import AttentionSpec, MaskSpec
 from aotpack.targets import Target
 
@@ -43,8 +45,9 @@ def main(job_file: str) -> int:
     specs = {name: AttentionSpec.from_dict(spec) for name, spec in job["specs"].items()}
     try:
         _check_torch()
+        sys.path[:0] = job["modules"]
         for spec in specs.values():
-            family_of(spec.mask)
+            family_of(resolve(spec).mask)
         target = Target.parse(job["target"])
         if target.device == "cuda":
             result = _build_cuda(specs, target, job["shapes"], folder)
