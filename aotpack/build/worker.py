@@ -54,7 +54,9 @@ def main(job_file: str) -> int:
         else:
             result = _build_cpu(specs, target, folder)
     except AotpackError as error:
-        _say(error=type(error).__name__, problem=error.problem, **error.diagnostics())
+        # The nearest class that the parent knows: the builder has subclasses of its own.
+        known = next(each for each in type(error).__mro__ if each.__module__ == AotpackError.__module__)
+        _say(error=known.__name__, problem=error.problem, **error.diagnostics())
         return 3
     (folder / "result.json").write_text(json.dumps({"variants": result, "tools": toolchain([target])}))
     return 0
