@@ -95,6 +95,13 @@ def function_of(name: str, source: str | None = None) -> Callable[..., Any]:
     _check_place(module)
     if not inspect.isfunction(found):
         raise SpecError(f"the rule '{name}' is no function", expected="a function", found=repr(found))
+    if found.__name__ == "<lambda>" or found.__closure__ is not None:
+        kind = "a lambda" if found.__name__ == "<lambda>" else f"the closure {found.__qualname__}"
+        raise SpecError(
+            f"the rule '{name}' is {kind}",
+            expected="a function that is defined at the top of its module",
+            remedy="write it with def, and pass what it closes over as tensors or constants of the module",
+        )
     if source is not None and (now := source_digest(found)) != source:
         raise SpecError(
             f"the rule '{name}' has changed since its spec was made",

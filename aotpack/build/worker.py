@@ -26,7 +26,7 @@ from aotpack.build.facts import library_facts
 from aotpack.build.programs import attention_program, block_mask_program
 from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, hide_paths
 from aotpack.build.vectors import TOLERANCE, golden_vectors
-from aotpack.errors import AotpackError, HostError
+from aotpack.errors import AotpackError, HostError, SpecError
 from aotpack.masks import family_of
 from aotpack.own import resolve
 from aotpack.spec import AttentionSpec, MaskSpec
@@ -48,6 +48,7 @@ def main(job_file: str) -> int:
         sys.path[:0] = job["modules"]
         for spec in specs.values():
             family_of(resolve(spec).mask)
+            _try_rules(spec)
         target = Target.parse(job["target"])
         if target.device == "cuda":
             result = _build_cuda(specs, target, job["shapes"], folder)
@@ -70,6 +71,23 @@ def _check_torch() -> None:
             found=f"torch {torch.__version__}",
             remedy="build in an environment with one of those; what it builds runs under torch 2.11 to 2.14",
         )
+
+
+def _try_rules(spec: AttentionSpec) -> None:
+    """Evaluates rules of the user's own once, before anything is compiled."""
+    own = [rule.family for rule in spec.mask.leaves() if rule.own]
+    try:
+        if own:
+            golden_vectors(spec)
+    except AotpackError:
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"the rule '{own[0]}' fails",
+            expected="a rule that can be evaluated",
+            found=f"{type(error).__name__}: {error}",
+            remedy="call it with small tensors",
+        ) from error
 
 
 def _distinct(specs: dict[str, AttentionSpec]) -> dict[str, tuple[str, AttentionSpec]]:
