@@ -27,7 +27,16 @@ from typing import Any, Final, TypeVar
 from aotpack.errors import SpecError
 from aotpack.spec import AttentionSpec, MaskSpec, ScoreSpec, TensorInput
 
-__all__ = ["folders", "function_of", "importable", "inputs", "reference", "resolve", "source_digest"]
+__all__ = [
+    "check_places",
+    "folders",
+    "function_of",
+    "importable",
+    "inputs",
+    "reference",
+    "resolve",
+    "source_digest",
+]
 
 _DECLARED: Final = "__aotpack_inputs__"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -92,7 +101,6 @@ def function_of(name: str, source: str | None = None) -> Callable[..., Any]:
             found=str(error),
             remedy="check the name, and that its folder is on PYTHONPATH",
         ) from error
-    _check_place(module)
     if not inspect.isfunction(found):
         raise SpecError(f"the rule '{name}' is no function", expected="a function", found=repr(found))
     if found.__name__ == "<lambda>" or found.__closure__ is not None:
@@ -149,6 +157,23 @@ def folders(spec: AttentionSpec) -> tuple[str, ...]:
     )
 
 
+def check_places(spec: AttentionSpec) -> None:
+    """Refuses a module that was imported before from elsewhere, as when two spec files name theirs alike.
+
+    Raises:
+        SpecError: an import now would find another module than the one that is loaded.
+    """
+    for top in {rule.family.partition(":")[0].partition(".")[0] for rule in _own_rules(spec)}:
+        loaded, here = sys.modules[top].__spec__, PathFinder.find_spec(top)
+        if loaded is not None and here is not None and _places(loaded).isdisjoint(_places(here)):
+            raise SpecError(
+                f"two modules are named '{top}'",
+                expected=", ".join(map(str, sorted(_places(here)))),
+                found=", ".join(map(str, sorted(_places(loaded)))) + ", which was imported before",
+                remedy="rename one, or build from a process of its own",
+            )
+
+
 def resolve(spec: AttentionSpec, *, anew: bool = True, block_size: int | None = None) -> AttentionSpec:
     """A spec whose rules of the user's own have their tensors and source digest filled in.
 
@@ -196,19 +221,6 @@ def _drafting(mask: MaskSpec, block_size: int | None) -> MaskSpec:
             remedy="say block_size in the mask, or rename the axis",
         )
     return replace(mask, block_size=block_size)
-
-
-def _check_place(name: str) -> None:
-    """Refuses a module that hides another of its name, as when two spec files are read in one process."""
-    top = name.partition(".")[0]
-    loaded, here = sys.modules[top].__spec__, PathFinder.find_spec(top)
-    if loaded is not None and here is not None and _places(loaded).isdisjoint(_places(here)):
-        raise SpecError(
-            f"two modules are named '{top}'",
-            expected=", ".join(map(str, sorted(_places(here)))),
-            found=", ".join(map(str, sorted(_places(loaded)))) + ", which was imported before",
-            remedy="rename one, or build from a process of its own",
-        )
 
 
 def _places(spec: ModuleSpec) -> set[Path]:

@@ -11,7 +11,7 @@ from aotpack.drafter.config import open_config, read_text
 from aotpack.drafter.overrides import Overrides, named
 from aotpack.drafter.reading import read_specs
 from aotpack.errors import SpecError
-from aotpack.own import importable, resolve
+from aotpack.own import check_places, importable, resolve
 from aotpack.spec import AttentionSpec
 
 __all__ = ["read_spec_file"]
@@ -48,12 +48,16 @@ def read_spec_file(path: Path, stronger: Overrides) -> dict[str, AttentionSpec]:
             found=", ".join(data) or "an empty file",
         )
     with importable(path.parent, Path.cwd()):
-        if "specs" in data:
-            return _standalone(origin, data, stronger)
-        return read_specs(
-            open_config(_config_path(path, origin, data["config"])),
-            Overrides.from_tables(origin, data).under(stronger),
-        )
+        specs = _standalone(origin, data, stronger) if "specs" in data else _completed(path, data, stronger)
+        for spec in specs.values():
+            check_places(spec)
+    return specs
+
+
+def _completed(path: Path, data: Mapping[str, Any], stronger: Overrides) -> dict[str, AttentionSpec]:
+    origin = f"spec file '{path}'"
+    config = open_config(_config_path(path, origin, data["config"]))
+    return read_specs(config, Overrides.from_tables(origin, data).under(stronger))
 
 
 def _load(path: Path, origin: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from aotpack.drafter import specs_from_config
 from aotpack.errors import UnsupportedError
 from aotpack.package import Package, Variant
 from aotpack.runtime.selftest import self_test
-from aotpack.spec import AttentionSpec
+from aotpack.spec import AttentionSpec, MaskSpec
 from aotpack.targets import Target
 from tests.drafters.facts import BY_NAME, DRAFTERS, Drafter
 
@@ -158,6 +158,19 @@ def test_large_heads_fit_a_device_type_or_are_refused_by_name(name: str, target:
         assert variant.requires.cuda is not None
         largest = max(kernel.shared_memory for kernel in variant.requires.cuda.kernels)
     assert largest <= DEVICES[capability].shared_memory
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_heads_that_fit_no_tiles_are_refused_by_kernel_and_device_type(tmp_path: Path) -> None:
+    mask = MaskSpec(family="causal")
+    huge = AttentionSpec(heads=1, kv_heads=1, head_dim=1024, dtype="bfloat16", mask=mask)
+    with pytest.raises(UnsupportedError) as caught:
+        build({"huge": huge}, ["cuda-sm86"], tmp_path / "x.aotpack")
+    pattern = r"'huge' does not fit cuda-sm86: kernel \w+ needs more shared memory than its device type has"
+    assert re.fullmatch(pattern, caught.value.problem)
+    assert caught.value.expected == f"at most {DEVICES[8, 6].shared_memory} bytes a block"
+    assert list(tmp_path.iterdir()) == []
 
 
 def size_of(opened: Package, variant: Variant) -> int:
