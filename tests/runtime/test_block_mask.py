@@ -63,14 +63,12 @@ def test_tiles_hold_the_cells_of_partial_blocks(masks_pack: aotpack.Pack) -> Non
         for row in range(ids.shape[2]):
             for column in lists[1][b, 0, row, : lists[0][b, 0, row]].tolist():
                 cells = padded[b, row * 128 : row * 128 + 128, column * 128 : column * 128 + 128]
-                assert torch.equal(tiles[ids[b, 0, row, column]], cells)
+                assert torch.equal(unpacked(tiles[ids[b, 0, row, column]]), cells)
 
 
-def test_torch_block_mask_is_taken(masks_pack: aotpack.Pack) -> None:
-    attention = masks_pack.attention("full")
-    case = make_case(attention.spec, 2, 300, 21)
-    visible = visible_cells(attention.spec, case)
-    query, key = visible.shape[2:]
-    theirs = create_block_mask(lambda b, h, q, kv: visible[b, 0, q, kv], 2, None, query, key, device="cpu")
-    ours = attention.block_mask(**case.mask)
-    assert torch.equal(attention(case.q, case.k, case.v, theirs), attention(case.q, case.k, case.v, ours))
+def unpacked(tile: torch.Tensor) -> torch.Tensor:
+    """bool [128,128] of uint8 [128,16], bit by bit."""
+    assert tile.dtype == torch.uint8
+    assert tile.shape == (128, 16)
+    bits = [[byte >> bit & 1 == 1 for byte in row for bit in range(8)] for row in tile.tolist()]
+    return torch.tensor(bits)
