@@ -135,7 +135,7 @@ def _grids(mask: Any, size: tuple[int, int], lengths: Lengths) -> Iterator[Grid]
 
 
 def _listed(count: Tensor, index: Tensor, columns: int, counts: str, indices: str) -> Tensor:
-    """bool [rows, columns] from counts [rows] and indices [rows, width]; indices past a count mean nothing."""
+    """bool [rows, columns] from counts [rows] and indices [rows, width]; those past a count mean nothing."""
     width = index.shape[-1]
     if bool(((count < 0) | (count > width)).any()):
         raise _outside(counts, f"from 0 to {width}, the length of a row of {indices}", count)

@@ -20,8 +20,18 @@ CPU_OF_VERSION_1 = (
 
 
 @pytest.fixture
-def host(manifest: Manifest) -> HostFacts:
-    return _host()
+def host() -> HostFacts:
+    h200 = CudaDevice(name="NVIDIA H200", capability=(9, 0), shared_memory=232_448, driver="580")
+    return HostFacts(
+        machine="x86_64",
+        instruction_set="x86_64-v3",
+        glibc="2.36",
+        libstdcxx="3.4.30",
+        torch="2.14.1",
+        torch_symbols=frozenset({"aoti_torch_empty_strided"}),
+        libraries=frozenset({"libtorch_cpu.so"}),
+        cuda_devices=(h200,),
+    )
 
 
 def test_cpu_programs_with_tiles_of_bytes_are_refused(manifest: Manifest, host: HostFacts) -> None:
