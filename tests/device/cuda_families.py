@@ -2,9 +2,9 @@
 
     python tests/device/cuda_families.py PACKAGE [--device cuda] [--json FILE]
 
-``family_specs.py`` builds the package. Prints a table of the largest relative errors, beside those of the same
-math in the attention's own dtype, and exits 1 where ours is further off, where anything was traced, or where a
-layout, an unroll or a second mask changes a result.
+``family_specs.py`` builds the package. Prints the largest relative errors, beside those of the same math in
+the attention's own dtype, and exits 1 where ours is further off, where anything was traced, or where a layout
+or an unroll changes a result.
 """
 
 from __future__ import annotations
