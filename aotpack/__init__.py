@@ -5,13 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aotpack.errors import AotpackError
-from aotpack.spec import AttentionSpec, MaskSpec
+from aotpack.own import inputs
+from aotpack.spec import AttentionSpec, MaskSpec, ScoreSpec, TensorInput
 from aotpack.targets import Target
 
 if TYPE_CHECKING:
     from aotpack.runtime import Attention, BlockMask, Pack, load
 
-__all__ = ["AotpackError", "Attention", "AttentionSpec", "BlockMask", "MaskSpec", "Pack", "Target", "load"]
+__all__ = [
+    "AotpackError",
+    "Attention",
+    "AttentionSpec",
+    "BlockMask",
+    "MaskSpec",
+    "Pack",
+    "ScoreSpec",
+    "Target",
+    "TensorInput",
+    "inputs",
+    "load",
+]
 
 __version__ = "0.1.0"
 

@@ -147,14 +147,16 @@ def test_a_wrong_mask_field_is_named_with_expected_and_found(fields, message):
             {"head_size": 128},
             (
                 "spec field 'head_size' is wrong\n"
-                "  expected: one of heads, kv_heads, head_dim, value_dim, dtype, scale, mask, score, matmul_precision, deterministic\n"
+                "  expected: one of heads, kv_heads, head_dim, value_dim, dtype, scale, mask, score, "
+                "matmul_precision, deterministic\n"
                 "  found: 'head_size'\n  what to do: remove or rename it"
             ),
         ),
         (
             {"mask": {"family": "dflash", "blocks": 16}},
             (
-                "spec field 'mask.blocks' is wrong\n  expected: one of family, block_size, window, causal\n"
+                "spec field 'mask.blocks' is wrong\n"
+                "  expected: one of family, block_size, window, causal, parts, inputs, source, graph\n"
                 "  found: 'blocks'\n  what to do: remove or rename it"
             ),
         ),
@@ -192,6 +194,7 @@ def test_differences_name_each_field_once_and_in_order():
         "dtype: expected bfloat16, found float32",
         "mask.block_size: expected 16, found 8",
         "mask.window: expected None, found 2048",
+        "matmul_precision: expected None, found highest",
     ]
     assert differences(QWEN3_8B, QWEN3_8B) == []
 

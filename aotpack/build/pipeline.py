@@ -21,6 +21,7 @@ import aotpack
 from aotpack import errors
 from aotpack.build.contents import bill_of_materials
 from aotpack.errors import AotpackError, BuildError, InputError, OutputError, UnsupportedError
+from aotpack.own import folders, importable, resolve
 from aotpack.package import Manifest, Program, Variant, blob_key, write_package
 from aotpack.spec import AttentionSpec
 from aotpack.targets import CudaRequirements, Kernel, Requirements, Target, driver_floor
@@ -74,7 +75,8 @@ def build(
     """Compiles specs for targets into one package.
 
     Args:
-        specs: by the name under which the trainer asks for them.
+        specs: by the name under which the trainer asks for them. Rules of the user's own are imported here
+            and in the build's worker; the current folder counts.
         targets: device types; ``"cpu"`` is this machine's portable default.
         output: the package file; written at the very end, all or nothing.
         shapes: (batch, query length, key length) for which CUDA variants get programs of their own, beside
@@ -92,6 +94,9 @@ def build(
     chosen = list(dict.fromkeys(chosen))
     path = Path(output)
     _check(specs, chosen, path)
+    with importable(Path.cwd()):
+        specs = {name: resolve(spec) for name, spec in specs.items()}
+        modules = _module_path(specs)
     _check_shapes(specs, chosen, shapes)
     stages: list[Stage] = []
 
@@ -106,7 +111,7 @@ def build(
     tools: dict[str, str] = {}
     for target in chosen:
         with tempfile.TemporaryDirectory(prefix="aotpack-build-") as folder:
-            result = _run_worker(specs, target, shapes, Path(folder), note)
+            result = _run_worker(specs, target, shapes, modules, Path(folder), note)
             variants += _variants(result["variants"], target, blobs)
             tools |= result["tools"]
     manifest = Manifest(
@@ -178,6 +183,13 @@ def _unfit(spec: AttentionSpec, batch: int, query: int, key: int) -> str | None:
     return "a tensor of 2**31 elements or more" if largest >= 1 << 31 else None
 
 
+def _module_path(specs: Mapping[str, AttentionSpec]) -> list[str]:
+    """Where rules of the user's own are imported from, and what they import; empty without such rules."""
+    found = [folder for spec in specs.values() for folder in folders(spec)]
+    here = [str(Path(place).resolve()) for place in sys.path]
+    return list(dict.fromkeys([*found, *here])) if found else []
+
+
 def _unwritable(path: Path) -> str | None:
     if path.is_dir():
         return "a folder"
@@ -193,6 +205,7 @@ def _run_worker(
     specs: Mapping[str, AttentionSpec],
     target: Target,
     shapes: Sequence[tuple[int, int, int]],
+    modules: Sequence[str],
     folder: Path,
     note: Callable[[Stage], None],
 ) -> dict[str, Any]:
@@ -200,6 +213,7 @@ def _run_worker(
         "specs": {n: s.to_dict() for n, s in specs.items()},
         "target": str(target),
         "shapes": [list(shape) for shape in shapes],
+        "modules": list(modules),
         "folder": str(folder),
     }
     (folder / "job.json").write_text(json.dumps(job))

@@ -17,6 +17,7 @@ from aotpack.build.programs_cuda import attention_program, block_mask_program
 from aotpack.build.specialisations import ATTENTION, BLOCK_MASK, Specialisation
 from aotpack.build.tiles import Tiles
 from aotpack.build.toolchain import HOST_FLAGS
+from aotpack.errors import UnsupportedError
 from aotpack.spec import AttentionSpec
 from aotpack.targets import Target
 
@@ -42,6 +43,9 @@ def cuda_programs(
         folder: of the build.
         stage: reports a stage, named by its program, and the spec's name.
         more: specialisations of attention beside the usual ones, and before them.
+
+    Raises:
+        UnsupportedError: a kernel needs more shared memory than the device type has, with any tiles.
     """
     check_torch()
     compiler = _Compiler(target, folder)
@@ -64,10 +68,15 @@ def _attention(
             try:
                 with stage(f"{program} {kind.name}", name):
                     made.append(compiler.program(program, kind, graph))
-            except SharedMemoryError:
+            except SharedMemoryError as error:
                 smaller = tiles.smaller(program)
                 if smaller is None:
-                    raise
+                    raise UnsupportedError(
+                        f"{name!r} does not fit {compiler.target}: {error.problem}",
+                        expected=error.expected,
+                        found=f"{error.found} with the smallest tiles",
+                        remedy="leave this device type out for this spec, or take smaller heads",
+                    ) from error
                 tiles = smaller
                 break
         else:
@@ -77,7 +86,7 @@ def _attention(
 class _Compiler:
     def __init__(self, target: Target, folder: Path) -> None:
         assert target.capability is not None
-        self.capability = target.capability
+        self.target, self.capability = target, target.capability
         self._device, self._folder = DEVICES[target.capability], folder
         self._flags = HOST_FLAGS["aarch64" if platform.machine() == "aarch64" else "x86_64-v3"]
 

@@ -1,6 +1,7 @@
 """The build's own process: ``python -m aotpack.build.worker JOB``.
 
-JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each) and ``folder``.
+JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each), ``modules`` (where
+rules of the user's own are imported from) and ``folder``.
 Progress goes to stdout, one JSON object a line; the results are files in the folder and ``result.json``,
 which names them.
 """
@@ -25,8 +26,9 @@ from aotpack.build.facts import library_facts
 from aotpack.build.programs import attention_program, block_mask_program
 from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, hide_paths
 from aotpack.build.vectors import TOLERANCE, golden_vectors
-from aotpack.errors import AotpackError, HostError
+from aotpack.errors import AotpackError, HostError, SpecError
 from aotpack.masks import family_of
+from aotpack.own import resolve
 from aotpack.spec import AttentionSpec, MaskSpec
 from aotpack.targets import Target
 
@@ -43,15 +45,19 @@ def main(job_file: str) -> int:
     specs = {name: AttentionSpec.from_dict(spec) for name, spec in job["specs"].items()}
     try:
         _check_torch()
+        sys.path[:0] = job["modules"]
         for spec in specs.values():
-            family_of(spec.mask)
+            family_of(resolve(spec).mask)
+            _try_rules(spec)
         target = Target.parse(job["target"])
         if target.device == "cuda":
             result = _build_cuda(specs, target, job["shapes"], folder)
         else:
             result = _build_cpu(specs, target, folder)
     except AotpackError as error:
-        _say(error=type(error).__name__, problem=error.problem, **error.diagnostics())
+        # The nearest class that the parent knows: the builder has subclasses of its own.
+        known = next(each for each in type(error).__mro__ if each.__module__ == AotpackError.__module__)
+        _say(error=known.__name__, problem=error.problem, **error.diagnostics())
         return 3
     (folder / "result.json").write_text(json.dumps({"variants": result, "tools": toolchain([target])}))
     return 0
@@ -65,6 +71,23 @@ def _check_torch() -> None:
             found=f"torch {torch.__version__}",
             remedy="build in an environment with one of those; what it builds runs under torch 2.11 to 2.14",
         )
+
+
+def _try_rules(spec: AttentionSpec) -> None:
+    """Evaluates rules of the user's own once, before anything is compiled."""
+    own = [rule.family for rule in spec.mask.leaves() if rule.own]
+    try:
+        if own:
+            golden_vectors(spec)
+    except AotpackError:
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"the rule '{own[0]}' fails",
+            expected="a rule that can be evaluated",
+            found=f"{type(error).__name__}: {error}",
+            remedy="call it with small tensors",
+        ) from error
 
 
 def _distinct(specs: dict[str, AttentionSpec]) -> dict[str, tuple[str, AttentionSpec]]:

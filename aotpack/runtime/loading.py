@@ -12,6 +12,7 @@ import torch
 
 from aotpack.errors import AotpackError, HostError, InputError, MismatchError, NoVariantError
 from aotpack.lockfile import Lockfile, find_lockfile
+from aotpack.own import resolve
 from aotpack.package import Manifest, Package, Variant
 from aotpack.package.choosing import choose_variants, needed_names
 from aotpack.runtime.attention import Attention
@@ -77,10 +78,12 @@ class Pack:
         """Refuses a package that was built for another model.
 
         Args:
-            specs: one spec or several, or a mapping of names to specs.
+            specs: one spec or several, or a mapping of names to specs. A rule of your own is imported where
+                its spec has no source digest yet.
 
         Raises:
             MismatchError: a spec is not in the package; the fields that differ are listed.
+            SpecError: a rule of your own cannot be imported or used.
         """
         _require(self.specs, specs)
 
@@ -212,7 +215,8 @@ def _require(found: Mapping[str, AttentionSpec], wanted: Wanted) -> None:
     if isinstance(wanted, AttentionSpec):
         wanted = [wanted]
     named = wanted.items() if isinstance(wanted, Mapping) else ((None, spec) for spec in wanted)
-    for name, spec in named:
+    for name, given in named:
+        spec = resolve(given, anew=False)
         if found.get(name) == spec if name is not None else spec in found.values():
             continue
         nearest = _nearest(found, name, spec)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import aotpack
 from aotpack.errors import InputError
+from aotpack.masks import family_of
 from aotpack.package import Package, Variant
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.host import host_facts
@@ -165,9 +166,8 @@ def _run(attention: Attention, golden: Mapping[str, Tensor]) -> dict[str, Tensor
     rule: dict[str, Any] = {
         name.removeprefix("mask."): here[name] for name in here if name.startswith("mask.")
     }
-    lengths: dict[str, Any] = (
-        {"context_len": key - query} if rule else {"query_len": query, "context_len": key}
-    )
+    drafts = family_of(attention.spec.mask).drafts
+    lengths: dict[str, Any] = {"query_len": query, "context_len": key - query if drafts else key}
     q, k, v = (here[name].requires_grad_() for name in ("q", "k", "v"))
     out, lse = attention(q, k, v, attention.block_mask(**rule, **lengths), return_lse=True)
     grads = torch.autograd.grad([out, lse], [q, k, v], [here["grad.out"], here["grad.lse"]])
