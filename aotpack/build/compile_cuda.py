@@ -18,7 +18,7 @@ from torch._inductor.codecache import CudaKernelParamCache
 
 from aotpack.build import cubin, elf
 from aotpack.build.absent import DeviceType
-from aotpack.build.compile import host_options, vector_instructions
+from aotpack.build.compile import FUSE_THE_RULE, host_options, vector_instructions
 from aotpack.build.export import Graph
 from aotpack.build.guards import count_guards, undeclared_guards
 from aotpack.build.move import to_cuda
@@ -74,10 +74,7 @@ def compile_cuda(
         # Defines the kernels while compiling; absent_device sees to it that none is run.
         "triton.autotune_at_compile_time": True,
         "assume_32bit_indexing": narrow,
-        # A rule is evaluated where it is summed: what is realised would be a tensor of all cells.
-        "realize_opcount_threshold": 1 << 20,
-        "realize_reads_threshold": 1 << 20,
-        "realize_acc_reads_threshold": 1 << 20,
+        **FUSE_THE_RULE,
         "split_reductions": False,
     }
     CudaKernelParamCache.cache_clear()

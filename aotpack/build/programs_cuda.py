@@ -26,6 +26,7 @@ from aotpack.spec import AttentionSpec, MaskSpec
 __all__ = ["attention_program", "block_mask_program"]
 
 _Axes = tuple[str | int, ...]
+_PRECISION: Final = {"highest": "'ieee'", "high": "'tf32'"}
 # Example sizes of axes that are a rule's own: none may equal another axis's.
 _FREE: Final = 1021
 
@@ -37,6 +38,9 @@ class _FlexAttention(torch.nn.Module):
         self.names = names
         # Short queries would otherwise take the flex-decoding kernel, a second code path.
         self.options: Any = {**options, "FORCE_USE_FLEX_ATTENTION": True}
+        if spec.matmul_precision is not None:
+            # Of the spec, not of the building process: the text is Triton's, quotes included.
+            self.options["FLOAT32_PRECISION"] = _PRECISION[spec.matmul_precision]
 
     def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v = args[:3]
