@@ -755,6 +755,16 @@ class TestLiveModule:
         assert specs_from_module(model) == expected
         assert specs_from_module(SimpleNamespace(module=model)) == expected
 
+    def test_an_eagle3_layer_of_a_real_model(self):
+        from transformers import LlamaConfig, LlamaModel
+
+        config = LlamaConfig(
+            architectures=["LlamaForCausalLMEagle3"], vocab_size=64, hidden_size=64, intermediate_size=64,
+            head_dim=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1,
+        )  # fmt: skip
+        expected = attention(4, 2, 32, MaskSpec(family="eagle3"), dtype="float32")
+        assert specs_from_module(LlamaModel(config)) == {"eagle3": expected}
+
     def test_builder_and_trainer_agree(self, model):
         written = json.loads(model.config.to_json_string())
         assert specs_from_config(written) == specs_from_module(model)
