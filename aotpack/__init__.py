@@ -9,9 +9,20 @@ from aotpack.spec import AttentionSpec, MaskSpec
 from aotpack.targets import Target
 
 if TYPE_CHECKING:
+    from aotpack.recording import capture
     from aotpack.runtime import Attention, BlockMask, Pack, load
 
-__all__ = ["AotpackError", "Attention", "AttentionSpec", "BlockMask", "MaskSpec", "Pack", "Target", "load"]
+__all__ = [
+    "AotpackError",
+    "Attention",
+    "AttentionSpec",
+    "BlockMask",
+    "MaskSpec",
+    "Pack",
+    "Target",
+    "capture",
+    "load",
+]
 
 __version__ = "0.1.0"
 
@@ -24,4 +35,8 @@ def __getattr__(name: str) -> Any:
         import aotpack.runtime
 
         return getattr(aotpack.runtime, name)
+    if name == "capture":
+        import aotpack.recording
+
+        return aotpack.recording.capture
     raise AttributeError(f"module 'aotpack' has no attribute {name!r}")
