@@ -164,9 +164,10 @@ def _spec(
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors as torch's operator sees them: under autocast, of its dtype."""
-    if not torch.is_autocast_enabled(q.device.type):
+    device = q.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return q, k, v
-    dtype = torch.get_autocast_dtype(q.device.type)
+    dtype = torch.get_autocast_dtype(device)
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 

@@ -80,7 +80,7 @@ def record(
         ]
         value = function(*arguments)
         expression = recorder.value(value)
-    used = tensors_of(expression)
+    used = sorted(tensors_of(expression))
     return Recorded(expression=expression, tensors={name: recorder.tensors[name] for name in used})
 
 
@@ -117,12 +117,13 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._making:
+        # prim is what a fake tensor's own properties ask for, such as its device.
+        if self._making or func.namespace == "prim":
             return func(*args, **(kwargs or {}))
-        namespace, _, name = func._schema.name.partition("::")
+        name = func._schema.name.rpartition("::")[2]
         inplace = func._schema.is_mutable
         plain = name.strip("_") if inplace or name.startswith("__") else name
-        if namespace != "aten":
+        if func.namespace != "aten":
             raise self._refusal(func)
         if plain == "lift_fresh":
             return self._literal(args[0])
