@@ -40,11 +40,11 @@ _LONGEST: Final = 4096
 
 def _maximum(x: Any, y: Any) -> Any:
     # where, not clamp: Inductor makes C++ that does not compile of a tensor indexed by it (torch 2.14.1).
-    return torch.where(x >= y, x, y)
+    return torch.where(x < y, y, x)
 
 
 def _minimum(x: Any, y: Any) -> Any:
-    return torch.where(x <= y, x, y)
+    return torch.where(x > y, y, x)
 
 
 def _truncated(x: Any, y: Any) -> Any:
@@ -291,7 +291,8 @@ def _check_operand(operand: object, place: int, cells: Sequence[str]) -> None:
     if isinstance(operand, str):
         if operand in _NUMBERS or operand in cells:
             return
-        if operand[:1] == "%" and operand[1:].isdecimal() and len(operand) < 6 and int(operand[1:]) < place:
+        number = operand[1:]
+        if number.isdecimal() and len(number) < 5 and int(number) < place and operand == f"%{int(number)}":
             return
     elif isinstance(operand, int | float) and abs(operand) < 2**63:
         return

@@ -78,7 +78,7 @@ def check_blocks(function: str, block_mask: Any, visible: Tensor) -> None:
         block_mask: torch's.
         visible: bool [B,1,Q,K].
     """
-    rows, columns = block_mask.BLOCK_SIZE
+    rows, columns = (min(size, n) for size, n in zip(block_mask.BLOCK_SIZE, visible.shape[2:], strict=True))
     padding = (0, -visible.shape[3] % columns, 0, -visible.shape[2] % rows)
     padded = torch.nn.functional.pad(visible, padding)
     counts = padded.unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).sum((3, 5))

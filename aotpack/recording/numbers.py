@@ -21,7 +21,7 @@ class NumberCheck:
 
     def __init__(self, static: Collection[str]) -> None:
         self._static = frozenset(static)
-        self._earlier: dict[tuple[Any, str], Held] = {}
+        self._earlier: dict[tuple[Any, str, str], Held] = {}
 
     def held(self, function: Any, closure: Closure, lengths: Lengths) -> None:
         """Refuses numbers that are lengths, or that another call of the same code had otherwise.
@@ -36,7 +36,7 @@ class NumberCheck:
                 continue
             if type(held.value) is int and held.value in known:
                 _refuse(held, f"{held.value}, which is {known[held.value]}")
-            earlier = self._earlier.setdefault((code, held.path), held)
+            earlier = self._earlier.setdefault((code, held.path, held.function), held)
             if type(earlier.value) is type(held.value) and earlier.value != held.value:
                 _refuse(held, f"{earlier.value} in one call and {held.value} in another")
 
