@@ -31,7 +31,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Imported when first used: the runtime imports torch, and inspecting and verifying a package works without it.
+# Imported when first used: they import torch, and inspecting and verifying a package works without it.
 _LAZY = {
     "Attention": "aotpack.runtime",
     "BlockMask": "aotpack.runtime",
