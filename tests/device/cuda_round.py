@@ -6,7 +6,7 @@ Packages are built without a GPU:
 
     aotpack build examples/qwen3-8b-dflash/config.json --target cuda-sm90 -o P
 
-P may hold more specs than ``full``; X has the shapes of ``cuda_attention.EXACT`` as well (``--shape``); A is
+P may hold more specs than ``full``; ``bench`` runs every bench on A and leaves JSON and pictures in FOLDER; X has the shapes of ``cuda_attention.EXACT`` as well (``--shape``); A is
 ``artifacts/qwen3-8b-dflash.aotpack``. Exits 1 when a step missed a bound, failed or did not end.
 """
 
@@ -29,17 +29,25 @@ def steps(options: argparse.Namespace) -> Mapping[str, tuple[int, list[str]]]:
     attention, threads = str(HERE / "cuda_attention.py"), str(HERE / "cuda_threads.py")
     package, out = str(options.package), options.out
     exact = ["--exact", str(options.exact)] if options.exact else []
-    bench = ["-m", "aotpack", "bench", "coldstart", "--device", "cuda"]
+    bench = ["-m", "aotpack", "bench"]
+    measured = [
+        "--device",
+        "cuda",
+        "--package",
+        str(options.artifact),
+        "--repeat",
+        str(options.repeat),
+        "--json",
+    ]
+    kept = ["--spec", "full", "--save", str(out / "bench"), "--plot", str(out / "bench.png")]
     train = str(ROOT / "examples" / "train_dflash_threads.py")
     return {
         "selftest": (60, ["-m", "aotpack", "selftest", package, "--device", "cuda"]),
         "correct": (240, [attention, "correct", package, "--json", str(out / "correct.json")]),
         "exact": (240, [attention, "correct", str(options.exact), "--json", str(out / "exact.json")]),
         "speed": (240, [attention, "speed", package, *exact, "--json", str(out / "speed.json")]),
-        "coldstart": (
-            420,
-            [*bench, "--package", str(options.artifact), "--repeat", str(options.repeat), "--json"],
-        ),
+        "coldstart": (420, [*bench, "coldstart", *measured]),
+        "bench": (570, [*bench, "all", *measured, *kept, "--timeout", "150"]),
         "train": (200, [train, "--package", str(options.artifact), "--device", "cuda", "--threads", "3"]),
         "threads": (300, [threads, package]),
         "rival": (90, [threads, package, "--rival", "20"]),
@@ -70,7 +78,7 @@ def main() -> int:
     parser.add_argument("--exact", type=Path)
     parser.add_argument("--artifact", type=Path, default=ROOT / "artifacts" / "qwen3-8b-dflash.aotpack")
     parser.add_argument("--steps", default="selftest,correct,speed,coldstart,train,threads,rival")
-    parser.add_argument("--repeat", type=int, default=5, help="of the cold starts")
+    parser.add_argument("--repeat", type=int, default=5, help="of the cold starts and benches")
     parser.add_argument("--out", type=Path, default=Path("round"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
