@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,14 @@ __all__ = ["entries", "facts_of", "group", "in_turn", "labels", "part_of"]
 def entries(job: str, rivals: Iterable[str]) -> dict[str, Entry]:
     """One job for each rival, which gets its name; folders are named by ``in_turn``."""
     return {
-        who: Entry(job=job, folder=Path(who), more={"who": who}, needed=who == "aotpack") for who in rivals
+        who: Entry(
+            job=job,
+            folder=Path(who),
+            more={"who": who},
+            needed=who == "aotpack",
+            alone=who == "flex-autotune",
+        )
+        for who in rivals
     }
 
 
@@ -28,8 +36,8 @@ def in_turn(settings: Settings, case: Case, known: Mapping[str, Entry]) -> dict[
     """``take_turns`` in folders of their own, without those that the user leaves out."""
     with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder:
         placed = {
-            who: Entry(job=e.job, folder=Path(folder) / e.folder, more=e.more, needed=e.needed)
-            for who, e in known.items()
+            who: replace(entry, folder=Path(folder) / entry.folder)
+            for who, entry in known.items()
             if who in settings.wanted(known)
         }
         return take_turns(placed, case, repeat=settings.repeat, timeout=settings.timeout, say=settings.say)

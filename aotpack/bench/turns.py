@@ -24,12 +24,14 @@ class Entry:
         folder: of its process.
         more: further arguments of the job.
         needed: whether the bench ends where this one fails.
+        alone: whether it gets ready when all others have, because it measures as it does.
     """
 
     job: str
     folder: Path
     more: Mapping[str, Any] = field(default_factory=dict)
     needed: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,34 +58,51 @@ def take_turns(
         RefusedError: one that is needed failed.
     """
     found: dict[str, Turns | str] = {}
+    workers: dict[str, Worker] = {}
     with contextlib.ExitStack() as stack:
-        workers: dict[str, Worker] = {}
-        for who, entry in entries.items():
-            start = time.monotonic()
-            # Entered at once, so that whatever happens next, it is ended.
-            worker = stack.enter_context(Worker(entry.job, entry.folder, case, timeout=timeout, **entry.more))
-            try:
-                found[who] = Turns(info=worker.answer(), turns=[])
-            except RefusedError as refusal:
-                found[who] = _refused(who, entry, refusal, say)
-                worker.close()
-                continue
-            workers[who] = worker
-            say(f"  {who}: ready after {time.monotonic() - start:.1f} s")
-        for _ in range(repeat):
-            for who, worker in list(workers.items()):
-                known = found[who]
-                assert isinstance(known, Turns)
+        for alone in (False, True):
+            chosen = {who: entry for who, entry in entries.items() if entry.alone is alone}
+            started = {
+                who: stack.enter_context(_start(entry, case, timeout)) for who, entry in chosen.items()
+            }
+            for who, worker in started.items():
+                start = time.monotonic()
                 try:
-                    known.turns.append(worker.measure())
+                    found[who] = Turns(info=worker.answer(), turns=[])
                 except RefusedError as refusal:
-                    workers.pop(who).close()
-                    why = _refused(who, entries[who], refusal, say)
-                    if not known.turns:
-                        found[who] = why
+                    found[who] = _refused(who, entries[who], refusal, say)
+                    worker.close()
                     continue
-                say(f"  {who}: {_figures(known.turns[-1])}")
-    return found
+                workers[who] = worker
+                say(f"  {who}: ready after {time.monotonic() - start:.1f} s more")
+        for _ in range(repeat):
+            for who in [who for who in entries if who in workers]:
+                _turn(who, entries[who], workers, found, say)
+    return {who: found[who] for who in entries}
+
+
+def _start(entry: Entry, case: Case, timeout: float) -> Worker:
+    return Worker(entry.job, entry.folder, case, timeout=timeout, **entry.more)
+
+
+def _turn(
+    who: str,
+    entry: Entry,
+    workers: dict[str, Worker],
+    found: dict[str, Turns | str],
+    say: Callable[[str], None],
+) -> None:
+    known = found[who]
+    assert isinstance(known, Turns)
+    try:
+        known.turns.append(workers[who].measure())
+    except RefusedError as refusal:
+        workers.pop(who).close()
+        why = _refused(who, entry, refusal, say)
+        if not known.turns:
+            found[who] = why
+        return
+    say(f"  {who}: {_figures(known.turns[-1])}")
 
 
 def _refused(who: str, entry: Entry, refusal: RefusedError, say: Callable[[str], None]) -> str:

@@ -6,8 +6,10 @@ Packages are built without a GPU:
 
     aotpack build examples/qwen3-8b-dflash/config.json --target cuda-sm90 -o P
 
-P may hold more specs than ``full``; ``bench`` runs every bench on A and leaves JSON and pictures in FOLDER; X has the shapes of ``cuda_attention.EXACT`` as well (``--shape``); A is
-``artifacts/qwen3-8b-dflash.aotpack``. Exits 1 when a step missed a bound, failed or did not end.
+P may hold more specs than ``full``; X has the shapes of ``cuda_attention.EXACT`` as well (``--shape``); A is
+``artifacts/qwen3-8b-dflash.aotpack``. ``bench`` runs ``aotpack bench all`` on A, ``bench-step`` and the like
+one of them; figures are left in FOLDER/bench, pictures in FOLDER. Exits 1 when a step missed a bound, failed
+or did not end.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+BENCHES = ("mask", "step", "memory", "overhead", "size", "scaling", "train", "coldstart")
 
 
 def steps(options: argparse.Namespace) -> Mapping[str, tuple[int, list[str]]]:
@@ -39,7 +42,7 @@ def steps(options: argparse.Namespace) -> Mapping[str, tuple[int, list[str]]]:
         str(options.repeat),
         "--json",
     ]
-    kept = ["--spec", "full", "--save", str(out / "bench"), "--plot", str(out / "bench.png")]
+    kept = ["--spec", "full", "--timeout", "200", "--save", str(out / "bench"), "--plot"]
     train = str(ROOT / "examples" / "train_dflash_threads.py")
     return {
         "selftest": (60, ["-m", "aotpack", "selftest", package, "--device", "cuda"]),
@@ -47,7 +50,11 @@ def steps(options: argparse.Namespace) -> Mapping[str, tuple[int, list[str]]]:
         "exact": (240, [attention, "correct", str(options.exact), "--json", str(out / "exact.json")]),
         "speed": (240, [attention, "speed", package, *exact, "--json", str(out / "speed.json")]),
         "coldstart": (420, [*bench, "coldstart", *measured]),
-        "bench": (570, [*bench, "all", *measured, *kept, "--timeout", "150"]),
+        **{
+            f"bench-{name}": (570, [*bench, name, *measured, *kept, str(out / f"bench-{name}.png")])
+            for name in BENCHES
+        },
+        "bench": (1700, [*bench, "all", *measured, *kept, str(out / "bench.png")]),
         "train": (200, [train, "--package", str(options.artifact), "--device", "cuda", "--threads", "3"]),
         "threads": (300, [threads, package]),
         "rival": (90, [threads, package, "--rival", "20"]),

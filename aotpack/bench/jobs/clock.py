@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["chain_seconds", "host_seconds", "lasting", "synchronize"]
+__all__ = ["Chain", "host_seconds", "synchronize"]
 
 _LASTING: Final = 0.1
 _MOST: Final = 50
@@ -20,40 +20,69 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def lasting(chain: Sequence[Callable[[Any], Any]], device: str) -> int:
-    """How many times a chain is run for one measurement, so that it lasts a tenth of a second or so.
+class Chain:
+    """Calls that are measured one after the other; each gets what the one before it returned.
 
-    The chain is run twice: what a first run prepares is not counted.
+    They are run once when the chain is made, so that what a first run prepares is not measured.
+
+    Args:
+        links: the calls; the first gets None.
+        device: that they work on.
     """
-    _run(chain)
-    synchronize(device)
-    start = time.perf_counter()
-    _run(chain)
-    synchronize(device)
-    return max(1, min(_MOST, round(_LASTING / (time.perf_counter() - start))))
 
+    def __init__(self, links: Sequence[Callable[[Any], Any]], device: str) -> None:
+        self._links, self._device, self._count = tuple(links), device, 0
+        self._run()
+        synchronize(device)
 
-def chain_seconds(chain: Sequence[Callable[[Any], Any]], device: str, count: int) -> list[float]:
-    """Mean seconds of each link of a chain of calls; each gets what the one before it returned.
+    def seconds(self) -> list[float]:
+        """Mean seconds of each link, after a run that is not measured.
 
-    The chain is run once before it is measured ``count`` times. On CUDA the host does not wait in between, so
-    a link takes what the device takes for it, or the host where the host is slower.
-    """
-    _run(chain)
-    if torch.device(device).type != "cuda":
-        return _on_cpu(chain, count)
-    with torch.cuda.device(device):
-        torch.cuda.synchronize()
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(len(chain) + 1)] for _ in range(count)]
-        for marks in events:
+        The chain is run so often that all together lasts a tenth of a second or so. On CUDA the host does
+        not wait in between: a link takes what the device takes for it, or the host where that is slower.
+        """
+        self._run()
+        synchronize(self._device)
+        if not self._count:
+            # Not when the chain is made: rivals may be at work then.
+            start = time.perf_counter()
+            self._run()
+            synchronize(self._device)
+            self._count = max(1, min(_MOST, round(_LASTING / (time.perf_counter() - start))))
+        return self._on_cuda() if torch.device(self._device).type == "cuda" else self._on_cpu()
+
+    def _run(self) -> None:
+        value: Any = None
+        for link in self._links:
+            value = link(value)
+
+    def _on_cuda(self) -> list[float]:
+        places = range(len(self._links))
+        with torch.cuda.device(self._device):
+            events = [
+                [torch.cuda.Event(enable_timing=True) for _ in range(len(self._links) + 1)]
+                for _ in range(self._count)
+            ]
+            for marks in events:
+                value: Any = None
+                marks[0].record()
+                for mark, link in zip(marks[1:], self._links, strict=True):
+                    value = link(value)
+                    mark.record()
+            torch.cuda.synchronize()
+        return [
+            sum(marks[i].elapsed_time(marks[i + 1]) for marks in events) / 1e3 / self._count for i in places
+        ]
+
+    def _on_cpu(self) -> list[float]:
+        taken = [0.0] * len(self._links)
+        for _ in range(self._count):
             value: Any = None
-            marks[0].record()
-            for mark, link in zip(marks[1:], chain, strict=True):
+            for i, link in enumerate(self._links):
+                start = time.perf_counter()
                 value = link(value)
-                mark.record()
-        torch.cuda.synchronize()
-    links = range(len(chain))
-    return [sum(marks[i].elapsed_time(marks[i + 1]) for marks in events) / 1e3 / count for i in links]
+                taken[i] += time.perf_counter() - start
+        return [each / self._count for each in taken]
 
 
 def host_seconds(call: Callable[[int], object], device: str, count: int) -> float:
@@ -68,20 +97,3 @@ def host_seconds(call: Callable[[int], object], device: str, count: int) -> floa
     taken = time.perf_counter() - start
     synchronize(device)
     return taken / count
-
-
-def _on_cpu(chain: Sequence[Callable[[Any], Any]], count: int) -> list[float]:
-    taken = [0.0] * len(chain)
-    for _ in range(count):
-        value: Any = None
-        for i, link in enumerate(chain):
-            start = time.perf_counter()
-            value = link(value)
-            taken[i] += time.perf_counter() - start
-    return [each / count for each in taken]
-
-
-def _run(chain: Sequence[Callable[[Any], Any]]) -> None:
-    value: Any = None
-    for link in chain:
-        value = link(value)

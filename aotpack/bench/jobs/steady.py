@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aotpack.bench.case import Case
-from aotpack.bench.jobs.clock import chain_seconds, host_seconds, lasting
+from aotpack.bench.jobs.clock import Chain, host_seconds
 from aotpack.bench.jobs.torch_loader import TorchPrograms
 from aotpack.bench.jobs.ways import CompiledFlex, way
 from aotpack.bench.jobs.workload import draw, read_spec
@@ -28,12 +28,11 @@ def step(case: Case, who: str) -> _Measured:
     """Seconds of forward and of backward through autograd; says once how much the mask shows."""
     work, attend = draw(case), way(who, case)
     made = attend.block_mask(**work.mask)
-    chain = (lambda _: attend(work.q, work.k, work.v, made), work.gradients)
-    count = lasting(chain, case.device)
+    chain = Chain((lambda _: attend(work.q, work.k, work.v, made), work.gradients), case.device)
     info = work.visible() if who == "aotpack" else {}
 
     def measure() -> dict[str, float]:
-        forward, backward = chain_seconds(chain, case.device, count)
+        forward, backward = chain.seconds()
         return {"forward": forward, "backward": backward}
 
     return info, measure
@@ -51,12 +50,11 @@ def ceiling(case: Case) -> _Measured:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    chain = (forward, lambda out: torch.autograd.grad(out, inputs, grad))
-    count = lasting(chain, case.device)
+    chain = Chain((forward, lambda out: torch.autograd.grad(out, inputs, grad)), case.device)
     cells = spec.heads * length * (length + 1) // 2
 
     def measure() -> dict[str, float]:
-        taken = chain_seconds(chain, case.device, count)
+        taken = chain.seconds()
         return {
             "forward": 4 * spec.head_dim * cells / taken[0],
             "backward": 10 * spec.head_dim * cells / taken[1],
@@ -73,9 +71,8 @@ def mask(case: Case, who: str) -> _Measured:
         if who == "aotpack"
         else CompiledFlex(work.spec, compiled_mask=who == "mask-compiled")
     )
-    chain = (lambda _: maker.block_mask(**work.mask),)
-    count = lasting(chain, case.device)
-    return {}, lambda: {"mask": chain_seconds(chain, case.device, count)[0]}
+    chain = Chain((lambda _: maker.block_mask(**work.mask),), case.device)
+    return {}, lambda: {"mask": chain.seconds()[0]}
 
 
 def overhead(case: Case, who: str) -> _Measured:

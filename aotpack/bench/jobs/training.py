@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from aotpack.bench.case import Case
-from aotpack.bench.jobs.clock import chain_seconds, lasting, synchronize
+from aotpack.bench.jobs.clock import Chain, synchronize
 from aotpack.bench.jobs.ways import CompiledFlex, Way, way
 from aotpack.bench.jobs.workload import draw_anchors, read_spec
 from aotpack.demo.data import VOCAB_SIZE, Batch
@@ -38,27 +38,24 @@ def train(
     """
     trainer = _Trainer(case)
     trainer.step(_StandIn(trainer.spec), *trainer.draw())
-    anchors, keep = trainer.draw()
+    drawn = [trainer.draw()]
     synchronize(case.device)
     start = time.perf_counter()
     if artifacts and Path(artifacts).exists():
         torch.compiler.load_cache_artifacts(Path(artifacts).read_bytes())
     attend = _attention(who, case)
-    trainer.step(attend, anchors, keep)
+    trainer.step(attend, *drawn[-1])
     synchronize(case.device)
     first = time.perf_counter() - start
     if artifacts and keep_artifacts:
         saved = torch.compiler.save_cache_artifacts()
         assert saved is not None
         Path(artifacts).write_bytes(saved[0])
-    counts: list[int] = []
+    chain = Chain((lambda _: trainer.step(attend, *drawn[-1]),), case.device)
 
     def measure() -> dict[str, float]:
-        drawn = trainer.draw()
-        chain = (lambda _: trainer.step(attend, *drawn),)
-        if not counts:
-            counts.append(lasting(chain, case.device))
-        return {"step": chain_seconds(chain, case.device, counts[0])[0]}
+        drawn.append(trainer.draw())
+        return {"step": chain.seconds()[0]}
 
     return {"first": first}, measure
 
