@@ -82,17 +82,16 @@ def keep(drafter: Drafter, target: str, row: dict[str, Any]) -> None:
     if not place:
         return
     path = Path(place)
-    with FileLock(path.with_name(f".{path.name}.lock")):
-        rows = json.loads(path.read_text())["drafters"] if path.exists() else {}
-        rows.setdefault(drafter.name, {})[target] = row
-        data = {
-            "schema": "aotpack.drafters/1",
-            "command": "AOTPACK_DRAFTERS_RECORD=artifacts/drafters.json pytest -m slow tests/drafters",
-            "torch": torch.__version__,
-            "python": ".".join(map(str, sys.version_info[:3])),
-            "drafters": {d.name: rows[d.name] for d in DRAFTERS if d.name in rows},
-        }
-        path.write_text(json.dumps(data, indent=1) + "\n")
+    rows = json.loads(path.read_text())["drafters"] if path.exists() else {}
+    rows.setdefault(drafter.name, {})[target] = row
+    data = {
+        "schema": "aotpack.drafters/1",
+        "command": "AOTPACK_DRAFTERS_RECORD=artifacts/drafters.json pytest -m slow tests/drafters",
+        "torch": torch.__version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "drafters": {d.name: rows[d.name] for d in DRAFTERS if d.name in rows},
+    }
+    path.write_text(json.dumps(data, indent=1) + "\n")
 
 
 @pytest.mark.slow
