@@ -14,8 +14,9 @@ from aotpack.bench.settings import Settings
 __all__ = ["run"]
 
 _MEASURED: Final = (
-    "seconds from a process that has imported torch, made q, k and v and run the loss's own kernels to the "
-    "end of its first step, with all other imports, load, mask and compilation; each in a fresh process"
+    "seconds from a process that has imported torch and aotpack's reader of packages, made q, k and v and "
+    "run the loss's own kernels to the end of its first step, with all other imports, load, mask and "
+    "compilation; each in a fresh process"
 )
 _OWN: Final = "aotpack, nothing unpacked yet: forward+backward"
 _OWN_WARM: Final = "aotpack, unpacked by an earlier process: forward+backward"

@@ -75,6 +75,8 @@ def compile_cuda(
         "triton.autotune_at_compile_time": True,
         "assume_32bit_indexing": narrow,
         **FUSE_THE_RULE,
+        # It runs what is constant, such as the number in a where, on the device that is not there.
+        "joint_graph_constant_folding": False,
         "split_reductions": False,
     }
     CudaKernelParamCache.cache_clear()

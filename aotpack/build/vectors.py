@@ -88,5 +88,7 @@ def _example(given: Input, shape: list[int]) -> Tensor:
         "depth": torch.where(place < half, 0, 1 + (place - half) % 2),
         "prefix": torch.full((last,), _QUERY // 3),
     }
-    value = values.get(given.name, torch.zeros(last, dtype=torch.int64))
-    return value.to(given.dtype).expand(shape).contiguous()
+    # All false would hide every cell of many a rule.
+    other = place < last - last // 4 if given.dtype == torch.bool else torch.zeros(last, dtype=torch.int64)
+    value = values.get(given.name, other).to(given.dtype)
+    return (value if shape else value[0]).expand(shape).contiguous()

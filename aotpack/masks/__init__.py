@@ -21,6 +21,7 @@ from aotpack.masks import dflash, eagle, sequence
 from aotpack.masks.family import Family, Input, Lengths, Rule, Size
 from aotpack.masks.joined import OPERATORS, joined
 from aotpack.masks.own import own_family
+from aotpack.masks.recorded import recorded_family
 from aotpack.spec import MaskSpec
 
 __all__ = ["FAMILIES", "Family", "Input", "Lengths", "Rule", "Size", "dense", "family_of", "inside"]
@@ -38,6 +39,8 @@ def family_of(mask: MaskSpec) -> Family:
     """
     if mask.family in OPERATORS:
         return joined(mask, family_of)
+    if mask.family == "recorded":
+        return recorded_family(mask)
     family = own_family(mask) if mask.own else FAMILIES.get(mask.family)
     if family is None:
         raise SpecError(

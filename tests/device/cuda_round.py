@@ -37,7 +37,7 @@ def steps(options: argparse.Namespace) -> Mapping[str, tuple[int, list[str]]]:
         "exact": (240, [attention, "correct", str(options.exact), "--json", str(out / "exact.json")]),
         "speed": (240, [attention, "speed", package, *exact, "--json", str(out / "speed.json")]),
         "coldstart": (
-            420,
+            120 * options.repeat,
             [*bench, "--package", str(options.artifact), "--repeat", str(options.repeat), "--json"],
         ),
         "train": (200, [train, "--package", str(options.artifact), "--device", "cuda", "--threads", "3"]),
