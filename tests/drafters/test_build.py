@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from aotpack.build.absent import DEVICES
 from aotpack.drafter import specs_from_config
 from aotpack.errors import UnsupportedError
 from aotpack.package import Package, Variant
-from aotpack.runtime.selftest import self_test
+from aotpack.runtime.selftest import SelfTestReport, self_test
 from aotpack.spec import AttentionSpec, MaskSpec
 from aotpack.targets import Target
 from tests.drafters.facts import BY_NAME, DRAFTERS, Drafter
@@ -65,6 +64,11 @@ def twenty(built: Path) -> Path:
     return package(built, "drafters-twenty", specs_of(*BY_NAME), "cpu")
 
 
+@pytest.fixture(scope="session")
+def tested(twenty: Path) -> SelfTestReport:
+    return self_test(twenty)
+
+
 def test_the_six_that_differ_most_pass_the_self_test(six: Path) -> None:
     report = self_test(six)
     failed = [check for check in report.checks if not check.passed]
@@ -72,55 +76,49 @@ def test_the_six_that_differ_most_pass_the_self_test(six: Path) -> None:
     assert {check.spec for check in report.checks} == set(specs_of(*SIX))
 
 
-@pytest.fixture(scope="session")
-def record() -> Iterator[dict[str, dict[str, Any]]]:
-    """Rows by drafter and target, kept in the file that AOTPACK_DRAFTERS_RECORD names."""
+def keep(drafter: Drafter, target: str, row: dict[str, Any]) -> None:
+    """Puts one row into the record that AOTPACK_DRAFTERS_RECORD names, if it names one."""
     place = os.environ.get("AOTPACK_DRAFTERS_RECORD")
-    path = Path(place) if place else None
-    rows: dict[str, dict[str, Any]] = {}
-    yield rows
-    if path is None:
+    if not place:
         return
-    kept = json.loads(path.read_text())["drafters"] if path.exists() else {}
-    merged = {d.name: {**kept.get(d.name, {}), **rows.get(d.name, {})} for d in DRAFTERS}
+    path = Path(place)
+    rows = json.loads(path.read_text())["drafters"] if path.exists() else {}
+    rows.setdefault(drafter.name, {})[target] = row
     data = {
         "schema": "aotpack.drafters/1",
         "command": "AOTPACK_DRAFTERS_RECORD=artifacts/drafters.json pytest -m slow tests/drafters",
         "torch": torch.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
-        "drafters": merged,
+        "drafters": {d.name: rows[d.name] for d in DRAFTERS if d.name in rows},
     }
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(6000)
+@pytest.mark.timeout(20000)
 @EVERY
 def test_all_twenty_pass_the_self_test_on_the_cpu(
-    drafter: Drafter, twenty: Path, record: dict[str, dict[str, Any]]
+    drafter: Drafter, twenty: Path, tested: SelfTestReport
 ) -> None:
-    checks = [c for c in self_test(twenty).checks if c.spec.rpartition(".")[0] == drafter.name]
+    checks = [check for check in tested.checks if check.spec.rpartition(".")[0] == drafter.name]
     assert [check for check in checks if not check.passed] == []
     assert {check.spec for check in checks} == set(specs_of(drafter.name))
+    row = {}
     with Package.open(twenty) as opened:
-        by_spec = {variant.spec: variant for variant in opened.manifest.variants}
-        row = {
-            name.rpartition(".")[2]: {
+        variants = {variant.spec: variant for variant in opened.manifest.variants}
+        for name, spec in specs_of(drafter.name).items():
+            row[name.rpartition(".")[2]] = {
                 "spec": spec.digest,
-                "bytes": size_of(opened, by_spec[spec.digest]),
+                "bytes": size_of(opened, variants[spec.digest]),
                 "errors": {c.what: float(f"{c.error:.2e}") for c in checks if c.spec == name},
             }
-            for name, spec in specs_of(drafter.name).items()
-        }
-    record.setdefault(drafter.name, {})["cpu"] = row
+    keep(drafter, tested.target, row)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(6000)
+@pytest.mark.timeout(20000)
 @EVERY
-def test_all_twenty_build_for_hopper(
-    drafter: Drafter, built: Path, record: dict[str, dict[str, Any]]
-) -> None:
+def test_all_twenty_build_for_hopper(drafter: Drafter, built: Path) -> None:
     row = {}
     for name, spec in specs_of(drafter.name).items():
         # Drafters of one attention share a package.
@@ -135,7 +133,7 @@ def test_all_twenty_build_for_hopper(
                 "bytes": size_of(opened, variant),
                 "shared_memory": shared,
             }
-    record.setdefault(drafter.name, {})["cuda-sm90"] = row
+    keep(drafter, "cuda-sm90", row)
 
 
 @pytest.mark.slow
