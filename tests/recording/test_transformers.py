@@ -47,11 +47,11 @@ def packed():
     return torch.cat([torch.arange(30), torch.arange(LENGTH - 30)]).expand(BATCH, -1)
 
 
-def training_step(**inputs):
+def training_step(use_cache=False, **inputs):
     model, ids = qwen3(), torch.zeros(BATCH, LENGTH, dtype=torch.int64)
 
     def step():
-        model(ids, labels=ids, use_cache=False, **inputs).loss.backward()
+        model(ids, labels=ids, use_cache=use_cache, **inputs).loss.backward()
 
     captured = aotpack.capture(step)
     assert all(weight.grad is not None for weight in model.parameters())
@@ -68,7 +68,8 @@ def test_full_and_sliding_layers_are_two_named_specs():
     assert all((spec.heads, spec.kv_heads, spec.head_dim) == (4, 2, 32) for spec in captured.values())
     assert all(spec.score is None for spec in captured.values())
     with FakeTensorMode():
-        assert dict(training_step()) == dict(captured)
+        # With a cache, because transformers cannot see in fake positions that nothing is packed.
+        assert dict(training_step(use_cache=True)) == dict(captured)
 
 
 def test_padding_and_packing_become_inputs():
@@ -127,8 +128,8 @@ def compare(attend, mask, visible, query, key, batch):
     torch.autograd.backward([out, lse], [grad_out, grad_lse])
     weight = torch.where(right_lse.isneginf(), 0, grad_lse.double())
     torch.autograd.backward([right, right_lse], [grad_out.double(), weight])
-    assert relative_error(out, right) < 1e-5
-    assert relative_error(lse, right_lse) < 1e-5
+    assert relative_error(out.detach(), right.detach()) < 1e-5
+    assert relative_error(lse.detach(), right_lse.detach()) < 1e-5
     for tensor, reference in zip((q, k, v), exact, strict=True):
         assert relative_error(tensor.grad, reference.grad) < 1e-5
 
