@@ -9,13 +9,23 @@ from aotpack.spec import AttentionSpec, MaskSpec
 from aotpack.targets import Target
 
 if TYPE_CHECKING:
-    from aotpack.runtime import Attention, BlockMask, Pack, load
+    from aotpack.runtime import Attention, BlockMask, Pack, load, no_tracing
 
-__all__ = ["AotpackError", "Attention", "AttentionSpec", "BlockMask", "MaskSpec", "Pack", "Target", "load"]
+__all__ = [
+    "AotpackError",
+    "Attention",
+    "AttentionSpec",
+    "BlockMask",
+    "MaskSpec",
+    "Pack",
+    "Target",
+    "load",
+    "no_tracing",
+]
 
 __version__ = "0.1.0"
 
-_RUNTIME = ("Attention", "BlockMask", "Pack", "load")
+_RUNTIME = ("Attention", "BlockMask", "Pack", "load", "no_tracing")
 
 
 def __getattr__(name: str) -> Any:
