@@ -117,8 +117,6 @@ def _backward_fake(
 
 
 class _Attention(torch.autograd.Function):
-    jvp = staticmethod(no_forward_mode)
-
     @staticmethod
     def forward(ctx: Any, key: int, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> tuple[Tensor, Tensor]:
         with torch._C._AutoDispatchBelowAutograd():
@@ -137,6 +135,10 @@ class _Attention(torch.autograd.Function):
             with torch._C._AutoDispatchBelowAutograd():
                 found = torch.ops.aotpack.attention_backward.default(ctx.key, *tensors, mask)
         return None, *found, *(None for _ in mask)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise no_forward_mode()
 
 
 class _AttentionBackward(torch.autograd.Function):

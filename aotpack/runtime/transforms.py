@@ -25,13 +25,13 @@ def no_transforms(*args: Any) -> NoReturn:
         "aotpack's attention was called inside a transform of torch.func",
         expected="a call outside vmap, grad, vjp, jvp, jacrev, jacfwd, hessian and functionalize",
         found="vmap, grad, jvp or another transform around it",
-        remedy="use the batch axis instead of vmap, and loss.backward() or torch.autograd.grad instead of grad",
+        remedy="use the batch axis in place of vmap, and torch.autograd.grad in place of torch.func.grad",
     )
 
 
-def no_forward_mode(*args: Any) -> NoReturn:
-    """The jvp of an operator."""
-    raise UnsupportedError(
+def no_forward_mode() -> UnsupportedError:
+    """The error of a derivative in forward mode."""
+    return UnsupportedError(
         "aotpack's attention has no derivative in forward mode",
         expected="inputs without tangents",
         found="an input of torch.autograd.forward_ad that has one",
