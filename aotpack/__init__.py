@@ -12,7 +12,7 @@ from aotpack.targets import Target
 if TYPE_CHECKING:
     from aotpack.own import inputs
     from aotpack.recording import capture
-    from aotpack.runtime import Attention, BlockMask, Pack, load
+    from aotpack.runtime import Attention, BlockMask, Pack, load, no_tracing
 
 __all__ = [
     "AotpackError",
@@ -27,6 +27,7 @@ __all__ = [
     "capture",
     "inputs",
     "load",
+    "no_tracing",
 ]
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ _LAZY = {
     "capture": "aotpack.recording",
     "inputs": "aotpack.own",
     "load": "aotpack.runtime",
+    "no_tracing": "aotpack.runtime",
 }
 
 

@@ -47,6 +47,9 @@ class Library:
         inputs: how many tensors a call takes.
         outputs: how many it returns.
 
+    Attributes:
+        path: of the shared library.
+
     Raises:
         HostError: the dynamic linker or the library's own set-up refused.
     """
@@ -54,6 +57,7 @@ class Library:
     def __init__(
         self, path: Path, device: str, *, kernels: Path | None = None, inputs: int, outputs: int
     ) -> None:
+        self.path = path
         try:
             self._lib = ctypes.CDLL(str(path))
         except OSError as error:

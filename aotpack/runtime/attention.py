@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, overload
 
 import torch
 from torch import Tensor
 
 from aotpack.dense import dense_attention
+from aotpack.errors import UnsupportedError
 from aotpack.masks import Lengths, dense, family_of
 from aotpack.runtime.arguments import check_positions, read_arguments
 from aotpack.runtime.checks import check_mask, check_qkv
 from aotpack.runtime.mask import BlockMask
 from aotpack.runtime.operator import attention, enroll
+from aotpack.runtime.origin import reload_attention
 from aotpack.runtime.programs import CompiledPrograms
 from aotpack.runtime.reblock import dense_cells
+from aotpack.runtime.stats import AttentionStats, Tally
 from aotpack.runtime.torch_mask import adopt, is_torch_block_mask
 from aotpack.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from aotpack.runtime.origin import Origin
 
 __all__ = ["Attention"]
 
@@ -26,7 +33,9 @@ _DTYPES: Final = {name: getattr(torch, name) for name in ("float32", "bfloat16",
 class Attention:
     """The attention of one spec on one device; ``Pack.attention`` makes it.
 
-    Thread-safe, and one for all layers and threads of a device.
+    Thread-safe, and one for all layers and threads of a device. A module that holds one may be copied, and
+    shares it with the copy. A pickle of it names the package by its digest: to read it is to load that
+    package again, from where it was or from the store, on the device of that name.
 
     Attributes:
         name: of the spec in its package.
@@ -36,7 +45,12 @@ class Attention:
     """
 
     def __init__(
-        self, name: str, spec: AttentionSpec, device: torch.device, programs: CompiledPrograms | None
+        self,
+        name: str,
+        spec: AttentionSpec,
+        device: torch.device,
+        programs: CompiledPrograms | None,
+        origin: Origin | None = None,
     ) -> None:
         self.name = name
         self.spec = spec
@@ -46,10 +60,45 @@ class Attention:
         self._dtype = _DTYPES[spec.dtype]
         self._programs = programs
         self._key = enroll(programs) if programs is not None else 0
+        self._origin = origin
+        self._masks, self._eagers = Tally(), Tally()
 
     def __repr__(self) -> str:
         how = "compiled" if self.compiled else "eager"
         return f"<aotpack attention {self.name!r} on {self.device}, {how}: {self.spec.to_json()}>"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Attention], tuple[Any, ...]]:
+        if self._origin is None:
+            raise UnsupportedError(
+                "this attention cannot be pickled",
+                expected="one of a pack that aotpack.load returned",
+                found="one that was made in another way",
+            )
+        return reload_attention, (self._origin.state(), self.name, self.spec.to_dict())
+
+    def stats(self) -> AttentionStats:
+        """Its calls up to now; ``Pack.stats`` has those of all attentions."""
+        programs = self._programs
+        if programs is None:
+            return AttentionStats(
+                spec=self.spec.digest,
+                folder=None,
+                block_masks=self._masks.value,
+                forward={"eager": self._eagers.value},
+            )
+        return AttentionStats(
+            spec=self.spec.digest,
+            folder=str(programs.folder),
+            block_masks=programs.block_masks.value,
+            forward={kind.name: kind.forwards.value for kind in programs.kinds},
+            backward={kind.name: kind.backwards.value for kind in programs.kinds},
+        )
 
     def block_mask(
         self,
@@ -93,6 +142,7 @@ class Attention:
         if check if check is not None else self.device.type == "cpu":
             check_positions(self._family, read, lengths)
         if self._programs is None:
+            self._masks.add()
             visible = dense(self.spec.mask, read, lengths)
             return BlockMask(spec=self.spec.mask, lengths=lengths, tensors=(), dense=visible.to(self.device))
         found = self._programs.block_mask([*read.values(), *self._carriers(lengths)], lengths)
@@ -147,6 +197,8 @@ class Attention:
         return [tensor.expand(batch, *tensor.shape[1:]).contiguous() for tensor in mask.tensors]
 
     def _eager(self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> tuple[Tensor, Tensor]:
+        if not torch.compiler.is_compiling():
+            self._eagers.add()
         visible = dense_cells(mask.tensors, mask.lengths) if mask.dense is None else mask.dense
         out, lse = dense_attention(q.float(), k.float(), v.float(), visible, self.spec.scale)
         return out.to(self._dtype), lse

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from aotpack.errors import InputError, UnsupportedError
+from aotpack.runtime.transforms import TRANSFORMS, in_forward_mode, no_forward_mode, no_transforms
 
 __all__ = ["Programs", "attention", "enroll"]
 
@@ -135,6 +136,10 @@ class _Attention(torch.autograd.Function):
                 found = torch.ops.aotpack.attention_backward.default(ctx.key, *tensors, mask)
         return None, *found, *(None for _ in mask)
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise no_forward_mode()
+
 
 class _AttentionBackward(torch.autograd.Function):
     @staticmethod
@@ -154,7 +159,7 @@ class _AttentionBackward(torch.autograd.Function):
 
 
 def _forward_autograd(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() and not in_forward_mode():
         with torch._C._AutoDispatchBelowAutograd():
             return attention(key, q, k, v, mask)
     result: tuple[Tensor, Tensor] = _Attention.apply(key, q, k, v, *mask)
@@ -177,4 +182,5 @@ def _register() -> torch.library.Library:
         library.impl(name, kernel, "CUDA")
         library.impl(name, fake, "Meta")
         library.impl(name, autograd, "Autograd")
+        library.impl(name, no_transforms, TRANSFORMS)
     return library

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +15,9 @@ from aotpack.masks import Lengths
 from aotpack.package import Program, Variant
 from aotpack.runtime.abi import Library
 from aotpack.runtime.cuda import current_stream, on_device
+from aotpack.runtime.log import debugging, log
 from aotpack.runtime.shapes import Sizes, fits
+from aotpack.runtime.stats import Tally
 from aotpack.store import kernel_folder, library_path
 
 __all__ = ["CompiledPrograms", "Kind"]
@@ -34,6 +37,10 @@ class CompiledPrograms:
 
     Attributes:
         kinds: attention's specialisations, the tightest first.
+        name: of the attention that calls these programs, for the log.
+        target: that the variant was built for.
+        folder: of the store, with the libraries.
+        block_masks: masks that were made.
 
     Args:
         variant: chosen for this machine.
@@ -42,6 +49,8 @@ class CompiledPrograms:
     """
 
     def __init__(self, variant: Variant, folder: Path, device: torch.device) -> None:
+        self.name, self.target, self.folder = "", variant.target, folder
+        self.block_masks = Tally()
         mask = _one(variant, "block_mask", "general")
         self._block_mask = _open(mask, folder, device)
         self._mask_bounds = mask.bounds
@@ -55,18 +64,32 @@ class CompiledPrograms:
         self._chosen: dict[tuple[int, int, int], Kind] = {}
         self._index = None if device.type == "cpu" else device.index or 0
 
+    def counted_for(self, name: str) -> Self:
+        """The same programs with counts of their own, for the attention of that name."""
+        other = copy.copy(self)
+        other.name, other.block_masks, other._chosen = name, Tally(), {}
+        other.kinds = [kind.counted() for kind in self.kinds]
+        return other
+
     def block_mask(self, tensors: Sequence[Tensor], lengths: Lengths) -> list[Tensor]:
         """The tensors of forward's mask from the rule's inputs and the length carriers."""
         blocks = lengths.batch * -(-lengths.query // _BLOCK) * -(-lengths.key // _BLOCK)
         sizes = Sizes(lengths.batch, lengths.query, lengths.key, blocks)
         if not fits(self._mask_bounds, sizes):
             raise _too_large([self._mask_bounds], sizes)
+        self.block_masks.add()
+        if debugging():
+            self._say("block_mask", "general", self._block_mask, sizes)
         found = self._run(self._block_mask, tensors)
         return [*found, *(tensors[place] for place in self._passed)]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
         """out [B,H,Q,Dv] and lse [B,H,Q]."""
-        out, lse = self._run(self._kind(q, k, v, mask).forward, [q, k, v, *mask])
+        kind = self._kind(q, k, v, mask)
+        kind.forwards.add()
+        if debugging():
+            self._say("forward", kind.name, kind.forward, tuple(q.shape))
+        out, lse = self._run(kind.forward, [q, k, v, *mask])
         return out, lse
 
     def warm_up(self, kind: Kind, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> None:
@@ -89,8 +112,14 @@ class CompiledPrograms:
         """dq, dk and dv, shaped as q, k and v."""
         known = [q, k, v, *mask, out, lse, grad_out, grad_lse]
         kind = self._kind(q, k, v, mask)
+        kind.backwards.add()
+        if debugging():
+            self._say("backward", kind.name, kind.backward, tuple(q.shape))
         dq, dk, dv = self._run(kind.backward, [known[place] for place in kind.backward_order])
         return dq, dk, dv
+
+    def _say(self, program: str, kind: str, library: Library, sizes: object) -> None:
+        log.debug("%s of %r: %s, %s, %s, %s", program, self.name, self.target, kind, library.path, sizes)
 
     def _run(self, library: Library, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._index is None:
@@ -123,9 +152,12 @@ class Kind:
     """Attention in one specialisation.
 
     Attributes:
+        name: of the specialisation.
         bounds: of the shapes it takes.
         passed: which of the block mask's inputs forward takes too, as places.
         backward_order: what backward takes, as places in [q, k, v, *mask, out, lse, grad.out, grad.lse].
+        forwards: calls of forward.
+        backwards: calls of backward.
     """
 
     def __init__(
@@ -133,12 +165,19 @@ class Kind:
     ) -> None:
         passed = [name for name in forward.inputs if name.startswith(_PASSED)]
         _check_convention(mask, forward, backward, passed)
-        self.bounds = forward.bounds
+        self.name, self.bounds = forward.specialisation, forward.bounds
+        self.forwards, self.backwards = Tally(), Tally()
         self.passed = [mask.inputs.index(name.removeprefix(_PASSED)) for name in passed]
         known = (*forward.inputs, *_ATTENTION_OUTPUTS, *(f"grad.{name}" for name in _ATTENTION_OUTPUTS))
         self.backward_order = [known.index(name) for name in backward.inputs]
         self.forward = _open(forward, folder, device)
         self.backward = _open(backward, folder, device)
+
+    def counted(self) -> Self:
+        """The same specialisation with counts of its own."""
+        other = copy.copy(self)
+        other.forwards, other.backwards = Tally(), Tally()
+        return other
 
 
 def _check_convention(mask: Program, forward: Program, backward: Program, passed: list[str]) -> None:
