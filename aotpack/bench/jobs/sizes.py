@@ -21,7 +21,9 @@ def package(case: Case) -> dict[str, Any]:
         manifest = opened.manifest
         variant = variants_here(manifest, case.device)[manifest.specs[case.spec].digest]
         blobs, parts = manifest.blobs, _parts(variant)
-        dictionaries = {d for key in variant.blobs if (d := blobs[key].dictionary) is not None}
+        named = {d for key in variant.blobs if (d := blobs[key].dictionary) is not None}
+        # A variant may be compressed with the bytes of another one.
+        dictionaries = named - set(variant.blobs)
         sizes = {part: sum(blobs[key].size for key in keys) for part, keys in parts.items()}
         files = write_programs(opened, variant, Path(folder), case.device)
         index = opened.size - sum(blob.size for blob in blobs.values())
