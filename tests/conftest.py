@@ -23,6 +23,7 @@ MASKS = {
     "sliding": MaskSpec(family="dflash", block_size=16, window=100),
     "speculators": MaskSpec(family="dflash-speculators", block_size=16),
     "speculators-sliding": MaskSpec(family="dflash-speculators", block_size=16, window=100, causal=True),
+    "speculators-2048": MaskSpec(family="dflash-speculators", block_size=16, window=2048, causal=True),
     "causal": MaskSpec(family="causal"),
     "everything": MaskSpec(family="full"),
     "window": MaskSpec(family="sliding", window=100),

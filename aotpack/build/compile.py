@@ -28,16 +28,27 @@ from aotpack.errors import BuildError
 
 __all__ = ["compile_cpu", "host_options", "vector_instructions"]
 
+# Inductor gives an expression of many operations or reads a buffer of its own: for a mask's rule that is a
+# byte for every cell of the grid. These keep the rule inside the loops that use it.
+_FUSE_THE_RULE: Final[dict[str, Any]] = {
+    "realize_opcount_threshold": 1 << 20,
+    "realize_reads_threshold": 1 << 20,
+    "realize_acc_reads_threshold": 1 << 20,
+}
+
 
 def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
     """Compiles a CPU graph; the library is stripped. ``kernels`` links the block-sparse kernels in.
 
-    The kernels' archive must be on LIBRARY_PATH.
+    A graph without them is a mask's: its rule is never evaluated into a buffer of its own. The kernels'
+    archive must be on LIBRARY_PATH.
     """
     options = host_options(flags, "program", graph.module)
     if kernels:
         options["aot_inductor.custom_ops_to_c_shims"] = C_SHIMS
         options["aot_inductor.custom_op_libs"] = [KERNEL_LIBRARY]
+    else:
+        options |= _FUSE_THE_RULE
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with vector_instructions(flags):
         library = torch._inductor.aot_compile(graph.module, graph.args, options=options)

@@ -29,7 +29,9 @@ __all__ = ["CALLING_CONVENTION", "BuildReport", "Stage", "build"]
 
 # Version of the programs' calling convention: the order and meaning of their tensors.
 # 1: block_mask, forward(q, k, v, mask...) -> out, lse and backward(..., grad.out, grad.lse) -> grad.q, k, v.
-CALLING_CONVENTION: Final = 1
+# 2: the tiles of a CPU mask are bits, uint8 [P,128,16] (blocks.packed); they were bool [P,128,128] in 1. CUDA
+#    programs have no tiles: nothing changed for them.
+CALLING_CONVENTION: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

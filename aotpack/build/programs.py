@@ -15,11 +15,11 @@ from torch import Tensor
 from aotpack.build.blocks import (
     BLOCK,
     MASK_TENSORS,
-    cells,
     classify,
     lists,
     mask_arguments,
     mask_lengths,
+    packed,
 )
 from aotpack.build.ops import block_sparse_attention
 from aotpack.masks import Lengths, family_of, inside
@@ -48,7 +48,11 @@ class Program:
 
 
 class _BlockMask(torch.nn.Module):
-    """Counts and indices of partial and full blocks by row and by column, and the partial blocks' cells."""
+    """Counts and indices of partial and full blocks by row and by column, and the partial blocks' cells.
+
+    The cells are bits, see ``blocks.packed``: nothing that the program holds is larger than a grid of blocks
+    or 2 KiB for each partial block.
+    """
 
     def __init__(self, mask: MaskSpec) -> None:
         super().__init__()
@@ -61,7 +65,7 @@ class _BlockMask(torch.nn.Module):
         partial, full = classify(rule, lengths, torch.int64)
         at = torch.nonzero(partial)
         b, q_block, kv_block = (at[:, i] for i in range(3))
-        tiles = rule(b.view(-1, 1, 1), cells(q_block).unsqueeze(-1), cells(kv_block).unsqueeze(-2))
+        tiles = packed(rule, b, q_block, kv_block)
         ids = partial.reshape(-1).to(torch.int32).cumsum(0, dtype=torch.int32) - 1
         return (*lists(partial, full), tiles, ids.view(partial.shape).unsqueeze(1))
 
@@ -109,12 +113,12 @@ def attention_program(spec: AttentionSpec) -> Program:
     for rows, columns in ((q_blocks, kv_blocks),) * 2 + ((kv_blocks, q_blocks),) * 2:
         args.append(torch.zeros(size.batch, 1, rows, dtype=torch.int32))
         args.append(torch.zeros(size.batch, 1, rows, columns, dtype=torch.int32))
-    args.append(torch.zeros(7, BLOCK, BLOCK, dtype=torch.bool))
-    args.append(torch.zeros(size.batch, 1, q_blocks, kv_blocks, dtype=torch.int32))
     shapes: list[dict[int, Any]] = [{0: dynamic, 2: dynamic}] * 3
-    shapes += [
-        {0: dynamic, **{i: dynamic for i in range(2, arg.dim()) if arg.shape[i] != BLOCK}} for arg in args[3:]
-    ]
+    shapes += [{0: dynamic, **dict.fromkeys(range(2, arg.dim()), dynamic)} for arg in args[3:]]
+    args.append(torch.zeros(7, BLOCK, BLOCK // 8, dtype=torch.uint8))
+    shapes.append({0: dynamic})
+    args.append(torch.zeros(size.batch, 1, q_blocks, kv_blocks, dtype=torch.int32))
+    shapes.append({0: dynamic, 2: dynamic, 3: dynamic})
     return Program(
         module=_BlockSparseAttention(spec.scale),
         args=tuple(args),

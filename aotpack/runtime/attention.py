@@ -14,6 +14,7 @@ from aotpack.runtime.checks import check_mask, check_qkv
 from aotpack.runtime.mask import BlockMask
 from aotpack.runtime.operator import attention, enroll
 from aotpack.runtime.programs import CompiledPrograms
+from aotpack.runtime.reblock import dense_cells
 from aotpack.runtime.torch_mask import adopt, is_torch_block_mask
 from aotpack.spec import AttentionSpec
 
@@ -114,7 +115,7 @@ class Attention:
             q: [B,heads,Q,head_dim], of the spec's dtype; under autocast to that dtype, of any.
             k: [B,kv_heads,KV,head_dim].
             v: [B,kv_heads,KV,value_dim].
-            mask: from ``block_mask``, or a torch ``BlockMask`` of 128x128 blocks.
+            mask: from ``block_mask``, or on the CPU a torch ``BlockMask`` of any block size.
             return_lse: also return the natural log-sum-exp of the scaled scores.
 
         Returns:
@@ -130,7 +131,7 @@ class Attention:
         ):
             q, k, v = q.to(self._dtype), k.to(self._dtype), v.to(self._dtype)
         check_qkv(self.spec, self.device, q, k, v)
-        block_mask = adopt(mask, self.device) if is_torch_block_mask(mask) else mask
+        block_mask = adopt(mask, q, k) if is_torch_block_mask(mask) else mask
         check_mask(self.spec, self.device, q, k, block_mask)
         if self._programs is None:
             out, lse = self._eager(q, k, v, block_mask)
@@ -146,8 +147,8 @@ class Attention:
         return [tensor.expand(batch, *tensor.shape[1:]).contiguous() for tensor in mask.tensors]
 
     def _eager(self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> tuple[Tensor, Tensor]:
-        assert mask.dense is not None
-        out, lse = dense_attention(q.float(), k.float(), v.float(), mask.dense, self.spec.scale)
+        visible = dense_cells(mask.tensors, mask.lengths) if mask.dense is None else mask.dense
+        out, lse = dense_attention(q.float(), k.float(), v.float(), visible, self.spec.scale)
         return out.to(self._dtype), lse
 
     def _carriers(self, lengths: Lengths) -> list[Tensor]:
