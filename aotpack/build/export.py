@@ -1,7 +1,8 @@
 """From a program's module to graphs that AOTInductor compiles: torch.export, joint graph, split, contract.
 
 The only module that touches ``torch._functorch``. Tried with torch 2.13.0 and 2.14.1:
-``aot_function`` with ``default_partition`` on the exported program's own fake inputs.
+``aot_function`` with ``default_partition`` on the exported program's own fake inputs; ``FakeTensorMode`` and
+``StatelessSymbolicContext`` for the inputs of a program that is traced as it is.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from aotpack.build.programs import Program
 
-__all__ = ["Graph", "differentiate", "export"]
+__all__ = ["Graph", "differentiate", "export", "trace"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +45,23 @@ def export(program: Program) -> Graph:
     args = tuple(n.meta["val"] for n in exported.graph.nodes if n.op == "placeholder")
     module = exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
+    return Graph(module=module, args=args, inputs=program.inputs, outputs=program.outputs)
+
+
+def trace(program: Program) -> Graph:
+    """The graph of a program that takes derivatives itself, which torch.export cannot follow (2.14.1)."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    args = tuple(
+        mode.from_tensor(
+            arg,
+            symbolic_context=StatelessSymbolicContext(
+                dynamic_sizes=[DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(arg.dim())]
+            ),
+        )
+        for arg, dims in zip(program.args, program.dynamic_shapes, strict=True)
+    )
+    with mode, enable_python_dispatcher():
+        module = make_fx(program.module)(*args)
     return Graph(module=module, args=args, inputs=program.inputs, outputs=program.outputs)
 
 
