@@ -1,4 +1,4 @@
-"""The scored attentions of the tests: one package, built once a session."""
+"""The scored attentions of the tests; some of them make one package, built once a session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aotpack.own import resolve
 from aotpack.spec import AttentionSpec, MaskSpec, ScoreSpec
 from tests.conftest import MASKS, SMALL
 
-__all__ = ["SPECS"]
+__all__ = ["PACKAGED", "SPECS"]
 
 _CAUSAL: Final = MaskSpec(family="causal")
 _CAP: Final = ScoreSpec(family="softcap", cap=2.5)
@@ -42,4 +42,8 @@ SPECS: Final = {
         ),
         dtype="bfloat16",
     ),
+}
+
+PACKAGED: Final = {
+    name: SPECS[name] for name in ("softcap", "softcap-dflash", "sinks", "tempered", "chain")
 }
