@@ -112,7 +112,9 @@ def _modified(score: ScoreSpec, scores: Tensor, tensors: dict[str, Tensor]) -> T
             slopes = torch.tensor([2**-2.0, 2**-4.0, 2**-6.0, 2**-8.0, 2**-1.0, 2**-3.0])
             return scores + slopes.to(scores.dtype)[:, None, None] * distance
         case "relative-bias":
-            return scores + tensors["table"][:, distance.clamp(-score.distance, score.distance) + score.distance]
+            return (
+                scores + tensors["table"][:, distance.clamp(-score.distance, score.distance) + score.distance]
+            )
         case "bias":
             return scores + tensors["bias"]
         case "sinks":

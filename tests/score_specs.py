@@ -44,6 +44,4 @@ SPECS: Final = {
     ),
 }
 
-PACKAGED: Final = {
-    name: SPECS[name] for name in ("softcap", "softcap-dflash", "sinks", "tempered", "chain")
-}
+PACKAGED: Final = {name: SPECS[name] for name in ("softcap", "softcap-dflash", "sinks", "tempered", "chain")}

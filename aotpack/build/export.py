@@ -55,7 +55,9 @@ def trace(program: Program) -> Graph:
         mode.from_tensor(
             arg,
             symbolic_context=StatelessSymbolicContext(
-                dynamic_sizes=[DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(arg.dim())]
+                dynamic_sizes=[
+                    DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(arg.dim())
+                ]
             ),
         )
         for arg, dims in zip(program.args, program.dynamic_shapes, strict=True)

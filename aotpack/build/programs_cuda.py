@@ -111,7 +111,9 @@ def attention_program(
     return Program(
         module=_FlexAttention(
             spec,
-            tuple(name if name.startswith(_SCORE) else name.partition(".")[2] for name in tensors if "." in name),
+            tuple(
+                name if name.startswith(_SCORE) else name.partition(".")[2] for name in tensors if "." in name
+            ),
             options,
         ),
         # Empty, because nobody reads their values and most of them are large.

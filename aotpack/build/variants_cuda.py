@@ -76,7 +76,9 @@ def _attention(
             return made
 
 
-def attention_graphs(spec: AttentionSpec, kind: Specialisation, options: Mapping[str, int]) -> tuple[Graph, Graph]:
+def attention_graphs(
+    spec: AttentionSpec, kind: Specialisation, options: Mapping[str, int]
+) -> tuple[Graph, Graph]:
     """Forward and backward of a spec's attention in one specialisation, on the CPU."""
     score = None if spec.score is None else family_of(spec.score)
     trained = () if score is None else (g.name for g in score.trained if g.name != score.sinks)

@@ -48,9 +48,7 @@ def golden_vectors(spec: AttentionSpec) -> bytes:
     )
     score = {} if spec.score is None else _score_inputs(spec, lengths, generator)
     family = ScoreFamily(name="none") if spec.score is None else family_of_score(spec.score)
-    exact_score = {
-        given.name: score[given.name].double().requires_grad_() for given in family.trained
-    }
+    exact_score = {given.name: score[given.name].double().requires_grad_() for given in family.trained}
     out, lse = dense_attention(
         q, k, v, visible, spec.scale, **family.for_dense({**score, **exact_score}, lengths.query, lengths.key)
     )
@@ -83,9 +81,7 @@ def tolerances(spec: AttentionSpec) -> dict[str, float]:
     return {**dict.fromkeys(names, TOLERANCE[spec.dtype]), **summed}
 
 
-def _score_inputs(
-    spec: AttentionSpec, lengths: Lengths, generator: torch.Generator
-) -> dict[str, Tensor]:
+def _score_inputs(spec: AttentionSpec, lengths: Lengths, generator: torch.Generator) -> dict[str, Tensor]:
     """Small multiples of 1/8; zeros for tensors that are no numbers, or places of unknown range."""
     assert spec.score is not None
     known: dict[str | int, int] = {"B": 1, "H": spec.heads, "Q": lengths.query, "K": lengths.key}

@@ -187,9 +187,7 @@ class Attention:
             q, k, v, mask, **self._score.for_dense({**named, **fixed}, lengths.query, lengths.key)
         )
 
-    def _eager(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, **score: Any
-    ) -> tuple[Tensor, Tensor]:
+    def _eager(self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, **score: Any) -> tuple[Tensor, Tensor]:
         visible = dense_cells(mask.tensors, mask.lengths) if mask.dense is None else mask.dense
         out, lse = dense_attention(q.float(), k.float(), v.float(), visible, self.spec.scale, **score)
         return out.to(self._dtype), lse

@@ -28,7 +28,14 @@ _PASSED: Final = "input."
 _GRADIENTS: Final = ("grad.q", "grad.k", "grad.v")
 _SCORE: Final = "score."
 # What a program on chunks of rows takes of a mask: what says which cells of its rows are visible.
-_OF_ROWS: Final = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "tiles", "tile_ids")
+_OF_ROWS: Final = (
+    "kv_num_blocks",
+    "kv_indices",
+    "full_kv_num_blocks",
+    "full_kv_indices",
+    "tiles",
+    "tile_ids",
+)
 
 
 class CompiledPrograms:
@@ -120,9 +127,7 @@ class CompiledPrograms:
         with on_device(self._index):
             return library(tensors, current_stream(self._index))
 
-    def _kind(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor], score: Sequence[Tensor]
-    ) -> Kind:
+    def _kind(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor], score: Sequence[Tensor]) -> Kind:
         shape = (q.shape[0], q.shape[2], k.shape[2])
         kind = self._chosen.get(shape)
         if kind is None:

@@ -104,7 +104,7 @@ class _Scored(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, = ctx.saved_tensors
+        (*tensors,) = ctx.saved_tensors
         arguments = (ctx.key, *grads, *tensors[:5], *_split(tensors[5:], ctx.counts))
         if torch.is_grad_enabled():  # with create_graph, which is refused once that graph is differentiated
             dq, dk, dv, dscore = _scored_backward(*arguments)
@@ -132,9 +132,7 @@ def _split(tensors: _Tensors, counts: tuple[int, int, int]) -> tuple[_Tensors, _
     return tensors[:mask], tensors[mask : mask + trained], tensors[mask + trained :]
 
 
-def _forward_autograd(
-    key: int, q: Tensor, k: Tensor, v: Tensor, *lists: _Tensors
-) -> tuple[Tensor, Tensor]:
+def _forward_autograd(key: int, q: Tensor, k: Tensor, v: Tensor, *lists: _Tensors) -> tuple[Tensor, Tensor]:
     if not torch.is_grad_enabled():
         with below_autograd():
             return scored_attention(key, q, k, v, *lists)

@@ -44,7 +44,14 @@ def call_once(attend: Attention, programs: CompiledPrograms, kind: Kind) -> None
     spec, family = attend.spec, family_of(attend.spec.mask)
     batch, query, key = smallest(kind.bounds, spec.mask.draft_size)
     context = key - query if family.drafts else key
-    known = {"B": batch, "H": spec.heads, "N": query // spec.mask.draft_size, "T": context, "Q": query, "K": key}
+    known = {
+        "B": batch,
+        "H": spec.heads,
+        "N": query // spec.mask.draft_size,
+        "T": context,
+        "Q": query,
+        "K": key,
+    }
 
     def zeros(dims: tuple[str | int, ...], dtype: torch.dtype) -> Tensor:
         shape = [known.get(axis, 1) if isinstance(axis, str) else axis for axis in dims]

@@ -53,9 +53,7 @@ def _relative_bias(score: ScoreSpec) -> Family:
     """
     check_parameters(score, {"distance"}, {"frozen"})
     reach = score.distance or 1
-    table = TensorInput(
-        name="table", dtype="float32", dims=("H", 2 * reach + 1), gradient=not score.frozen
-    )
+    table = TensorInput(name="table", dtype="float32", dims=("H", 2 * reach + 1), gradient=not score.frozen)
 
     def rule(tensors: Mapping[str, Tensor], heads: int) -> Rule:
         def biased(s: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 
 from aotpack.build.export import Graph
 from aotpack.build.graphs_cpu import attention_graphs, is_chunked
@@ -19,7 +18,6 @@ from aotpack.runtime.torch_mask import adopt
 from aotpack.scores import family_of as family_of_score
 from tests.score_cases import ScoreCase, exact, score_case
 from tests.score_specs import SPECS
-from torch.nn.attention.flex_attention import create_block_mask
 
 CHUNKED = [name for name, spec in SPECS.items() if is_chunked(spec)]
 MASK = (
@@ -71,9 +69,7 @@ def run(name: str, case: ScoreCase) -> list[Tensor]:
 
 @pytest.mark.parametrize("score_bytes", [1, chunks.SCORE_BYTES])
 @pytest.mark.parametrize("name", CHUNKED)
-def test_chunks_agree_with_dense_math(
-    name: str, score_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_agree_with_dense_math(name: str, score_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "SCORE_BYTES", score_bytes)
     case = score_case(SPECS[name], 2, 150, 17)
     found, expected = run(name, case), exact(case)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +79,7 @@ def test_a_mask_without_a_visible_cell(pack: aotpack.Pack) -> None:
 def test_a_torch_block_mask(pack: aotpack.Pack) -> None:
     attend, case = pack.attention("softcap"), score_case(PACKAGED["softcap"], 2, 300, 10)
     visible = torch.rand(2, case.q.shape[2], 300, generator=torch.Generator().manual_seed(0)) < 0.3
-    mask = create_block_mask(
-        lambda b, h, q, kv: visible[b, q, kv], 2, None, *visible.shape[1:], device="cpu"
-    )
+    mask = create_block_mask(lambda b, h, q, kv: visible[b, q, kv], 2, None, *visible.shape[1:], device="cpu")
     right = exact(ScoreCase(**{**fields(case), "visible": visible[:, None]}))
     q, k, v = (t.clone().requires_grad_() for t in (case.q, case.k, case.v))
     out, lse = attend(q, k, v, mask, return_lse=True)
@@ -235,8 +232,6 @@ def test_attention_without_a_score_takes_no_tensors(float32_pack: aotpack.Pack) 
     spec = attend.spec
     q = torch.zeros(1, spec.heads, 16, spec.head_dim)
     k = torch.zeros(1, spec.kv_heads, 48, spec.head_dim)
-    mask = attend.block_mask(
-        anchors=torch.tensor([[5]]), keep=torch.tensor([[True]]), context_len=32
-    )
+    mask = attend.block_mask(anchors=torch.tensor([[5]]), keep=torch.tensor([[True]]), context_len=32)
     with pytest.raises(InputError, match="wrong tensors for its score"):
         attend(q, k, k, mask, sinks=torch.zeros(spec.heads))
