@@ -102,7 +102,7 @@ def exact(case: ScoreCase, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def _modified(score: ScoreSpec, scores: Tensor, tensors: dict[str, Tensor]) -> Tensor:
-    batch, heads, query, key = scores.shape
+    heads, query, key = scores.shape[1:]
     distance = torch.arange(key)[None, :] - torch.arange(query)[:, None]
     match score.family:
         case "softcap":

@@ -116,9 +116,12 @@ def _split(
     tensors = [n for n in returned if isinstance(n.meta["val"], Tensor)]
     scaled = _scaled(returned[: len(program.outputs)], program.outputs)
     known.update((node, name) for node, (name, _) in scaled.items() if node not in known)
+    expanded = {o: o.args[0] for o in map(_origin, tensors) if _is_expanded(o, known)}
+    known.update((node, known[source]) for node, source in expanded.items() if isinstance(source, fx.Node))
     saved = list(dict.fromkeys(o for o in map(_origin, tensors) if o not in known))
     known.update((node, f"saved.{i}") for i, node in enumerate(saved))
     sources = {node.name: known[_origin(node)] for node in (*_placeholders(forward), *tensors)}
+    received = list(_placeholders(backward))
     _recompute_sizes(forward, backward)
     factors = {n.name: scaled[o][1] for n in tensors if (o := _origin(n)) in scaled}
     _rescale(backward, factors)
@@ -126,6 +129,12 @@ def _split(
     inputs = tuple(
         sources[n.name] if n.name in sources else f"grad.{next(tangents)}" for n in _placeholders(backward)
     )
+    views = {n.name: o for n in tensors if (o := _origin(n)) in expanded}
+    examples["backward"] = [
+        views[n.name].args[0].meta["val"] if n.name in views else e  # type: ignore[union-attr]
+        for n, e in zip(received, examples["backward"], strict=True)
+    ]
+    _expand(backward, views)
     kept = [e for e in examples["backward"] if isinstance(e, Tensor)]
     _output(forward).args = ((*returned[: len(program.outputs)], *saved),)
     _keep_outputs(backward, [i for i, name in enumerate(program.inputs) if name in wanted])
@@ -172,6 +181,21 @@ def _rescale(backward: fx.Graph, factors: Mapping[str, float]) -> None:
         with backward.inserting_after(node):
             scaled = backward.call_function(torch.ops.aten.mul.Tensor, (node, factors[node.name]))
         node.replace_all_uses_with(scaled, delete_user_cb=_is_not(scaled))
+
+
+def _is_expanded(node: fx.Node, known: Mapping[fx.Node, str]) -> bool:
+    """Whether a value is a forward input seen with more dimensions, which backward can see for itself."""
+    return node.target is torch.ops.aten.expand.default and node.args[0] in known
+
+
+def _expand(backward: fx.Graph, views: Mapping[str, fx.Node]) -> None:
+    """Makes the placeholders of these names the inputs that forward expanded, and expands them here."""
+    for node in [n for n in _placeholders(backward) if n.name in views]:
+        source, sizes = views[node.name].args
+        node.meta["val"] = source.meta["val"]  # type: ignore[union-attr]
+        with backward.inserting_after(node):
+            seen = backward.call_function(torch.ops.aten.expand.default, (node, sizes))
+        node.replace_all_uses_with(seen, delete_user_cb=_is_not(seen))
 
 
 def _is_not(other: fx.Node) -> Callable[[fx.Node], bool]:

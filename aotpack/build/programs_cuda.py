@@ -69,7 +69,22 @@ class _FlexAttention(torch.nn.Module):
 
     def _score_mod(self, tensors: Mapping[str, Tensor]) -> Rule | None:
         family = _score_family(self.spec)
-        return None if family is None or family.rule is None else family.rule(tensors, self.spec.heads)
+        if family is None or family.rule is None:
+            return None
+        rule, heads = family.rule, self.spec.heads
+        # The gradient of one number would be a kernel of one element, which does not compile (torch 2.14.1),
+        # and all cells would add to it in turn. Each head has a copy instead; expand's backward adds them.
+        scalars = {
+            given.name: tensors[given.name].expand(max(2, heads))
+            for given in family.trained
+            if not given.dims
+        }
+
+        def modify(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            own = {name: tensor[h] for name, tensor in scalars.items()}
+            return rule({**tensors, **own}, heads)(score, b, h, q, kv)
+
+        return modify
 
 
 def _score_family(spec: AttentionSpec) -> ScoreFamily | None:

@@ -2,7 +2,7 @@
 
 The block-sparse kernels take no score rule. These programs hold rows x keys scores instead of one tile, and
 the caller chooses the rows. Visible cells are rebuilt from the block lists and tiles, so one pair of programs
-serves every mask. All axes are whole blocks of 128; rows and keys beyond the real ones are hidden by the mask.
+serves every mask. All axes are whole blocks of 128; rows and keys beyond the real ones are hidden.
 
 Sums over keys and rows are made of products of 128 terms each: MKL splits longer ones by the thread count,
 and results would depend on it.
@@ -73,7 +73,8 @@ class _Chunk(torch.nn.Module):
         q, k = given["q"], given["k"]
         group = self.spec.group_size
         grouped = q.unflatten(1, (-1, group)).flatten(2, 3)
-        return (grouped @ k.mT * self.spec.scale).unflatten(2, (group, -1)).flatten(1, 2)
+        scores: Tensor = (grouped @ k.mT * self.spec.scale).unflatten(2, (group, -1)).flatten(1, 2)
+        return scores
 
     def modified(self, given: dict[str, Tensor], score: Tensor, tensors: dict[str, Tensor]) -> Tensor:
         """[B,H,R,K], hidden cells -inf."""
@@ -139,12 +140,13 @@ class _Backward(_Chunk):
 
 def _grouped(rows: Tensor, group: int) -> Tensor:
     """[B,H,R,X] as [B,Hk,group * R,X]."""
-    return rows.unflatten(1, (-1, group)).flatten(2, 3)
+    grouped: Tensor = rows.unflatten(1, (-1, group)).flatten(2, 3)
+    return grouped
 
 
 def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b``, [B,Hk,M,S] and [B,Hk,S,N], S whole blocks, each of them multiplied on its own."""
-    parts = a.unflatten(-1, (-1, BLOCK)).movedim(-2, 2) @ b.unflatten(2, (-1, BLOCK))
+    parts: Tensor = a.unflatten(-1, (-1, BLOCK)).movedim(-2, 2) @ b.unflatten(2, (-1, BLOCK))
     return parts.sum(2)
 
 

@@ -1,4 +1,4 @@
-"""Attention sinks in graphs of attention that know nothing of them: nodes appended to forward and backward."""
+"""Attention sinks in graphs that know nothing of them: nodes appended to forward and backward."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def with_sinks(spec: AttentionSpec, forward: Graph, backward: Graph) -> tuple[Gr
     if family is None or family.sinks is None:
         return forward, backward
     name = f"score.{family.sinks}"
-    joined = _appended(forward, ("out", "lse", name), join_sinks)
+    nodes = _appended(forward, ("out", "lse", name), join_sinks)
     joined = Graph(
-        module=_returning(forward, joined, len(joined)),
+        module=_returning(forward, nodes, len(nodes)),
         args=forward.args,
         inputs=forward.inputs,
         outputs=forward.outputs,
