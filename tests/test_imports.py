@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "aotpack"
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export")
 SERIALIZERS = ("pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib")
 WITHOUT_TORCH = ("errors", "spec", "drafter", "targets", "package", "store", "trust")
-WITHOUT_COMPILER = ("runtime", "integrations", "masks", "dense", *WITHOUT_TORCH)
+WITHOUT_COMPILER = ("runtime", "integrations", "masks", "scores", "dense", *WITHOUT_TORCH)
 HOMES = {
     "click": ("cli",),
     "cryptography": ("trust",),

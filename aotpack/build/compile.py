@@ -37,17 +37,20 @@ FUSE_THE_RULE: Final[dict[str, Any]] = {
 }
 
 
-def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
-    """Compiles a CPU graph; the library is stripped. ``kernels`` links the block-sparse kernels in.
+def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool = False, fused: bool = False) -> Path:
+    """Compiles a CPU graph; the library is stripped.
 
-    A graph without them is a mask's: its rule is never evaluated into a buffer of its own. The kernels'
-    archive must be on LIBRARY_PATH.
+    Args:
+        graph: of one program.
+        flags: of the target.
+        kernels: links the block-sparse kernels in; their archive must be on LIBRARY_PATH.
+        fused: never evaluates what a loop uses into a buffer: for a mask's rule.
     """
     options = host_options(flags, "program", graph.module)
     if kernels:
         options["aot_inductor.custom_ops_to_c_shims"] = C_SHIMS
         options["aot_inductor.custom_op_libs"] = [KERNEL_LIBRARY]
-    else:
+    if fused:
         options |= FUSE_THE_RULE
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with vector_instructions(flags):

@@ -32,6 +32,8 @@ __all__ = ["CALLING_CONVENTION", "BuildReport", "Stage", "build"]
 # 1: block_mask, forward(q, k, v, mask...) -> out, lse and backward(..., grad.out, grad.lse) -> grad.q, k, v.
 # 2: the tiles of a CPU mask are bits, uint8 [P,128,16] (blocks.packed); they were bool [P,128,128] in 1. CUDA
 #    programs have no tiles: nothing changed for them.
+# A score's tensors are inputs score.NAME, those with a gradient first; backward returns grad.score.NAME.
+# With the bound "rows", programs take float32 chunks of whole blocks, and "rows" (build/programs_scored.py).
 CALLING_CONVENTION: Final = 2
 
 

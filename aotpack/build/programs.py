@@ -23,6 +23,7 @@ from aotpack.build.blocks import (
 )
 from aotpack.build.ops import block_sparse_attention
 from aotpack.masks import Lengths, family_of, inside
+from aotpack.scores import family_of as family_of_score
 from aotpack.spec import AttentionSpec, MaskSpec
 
 __all__ = ["TILE_TENSORS", "Program", "attention_program", "block_mask_program"]
@@ -96,12 +97,16 @@ class _BlockSparseAttention(torch.nn.Module):
         self.scale = scale
 
     def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
-        result: tuple[Tensor, Tensor] = block_sparse_attention(*args, self.scale)
+        taken = args[: 3 + len(MASK_TENSORS + TILE_TENSORS)]
+        result: tuple[Tensor, Tensor] = block_sparse_attention(*taken, self.scale)
         return result
 
 
 def attention_program(spec: AttentionSpec) -> Program:
-    """Inputs q, k, v and the block mask's tensors; outputs out and log-sum-exp, both differentiable."""
+    """Inputs q, k, v, the block mask's tensors and a score's sinks, which nobody reads (``sinks.py``).
+
+    Outputs out and log-sum-exp, both differentiable.
+    """
     dynamic, size = torch.export.Dim.DYNAMIC, _EXAMPLE
     q_blocks, kv_blocks = size.query // BLOCK, size.key // BLOCK
     dtype = getattr(torch, spec.dtype)
@@ -119,10 +124,16 @@ def attention_program(spec: AttentionSpec) -> Program:
     shapes.append({0: dynamic})
     args.append(torch.zeros(size.batch, 1, q_blocks, kv_blocks, dtype=torch.int32))
     shapes.append({0: dynamic, 2: dynamic, 3: dynamic})
+    sinks = () if spec.score is None else family_of_score(spec.score).inputs
+    args += [torch.zeros(spec.heads) for _ in sinks]
+    shapes += [{} for _ in sinks]
     return Program(
         module=_BlockSparseAttention(spec.scale),
         args=tuple(args),
         dynamic_shapes=tuple(shapes),
-        inputs=("q", "k", "v", *(f"mask.{name}" for name in MASK_TENSORS + TILE_TENSORS)),
+        inputs=(
+            *("q", "k", "v", *(f"mask.{name}" for name in MASK_TENSORS + TILE_TENSORS)),
+            *(f"score.{given.name}" for given in sinks),
+        ),
         outputs=("out", "lse"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,16 @@ from aotpack.build.compile_cuda import SharedMemoryError, compile_cuda
 from aotpack.build.export import Graph, differentiate, export
 from aotpack.build.facts import cubin_facts, library_facts
 from aotpack.build.programs_cuda import attention_program, block_mask_program
+from aotpack.build.sinks import with_sinks
 from aotpack.build.specialisations import ATTENTION, BLOCK_MASK, Specialisation
 from aotpack.build.tiles import Tiles
 from aotpack.build.toolchain import HOST_FLAGS
 from aotpack.errors import UnsupportedError
+from aotpack.scores import family_of
 from aotpack.spec import AttentionSpec
 from aotpack.targets import Target
 
-__all__ = ["cuda_programs"]
+__all__ = ["attention_graphs", "cuda_programs"]
 
 _Stage = Callable[[str, str], AbstractContextManager[None]]
 
@@ -62,7 +64,7 @@ def _attention(
     tiles = Tiles.preferred(spec, compiler.capability, whole=kind.whole)
     while True:
         with stage(f"export {kind.name}", name):
-            graphs = differentiate(attention_program(spec, kind, tiles.options))
+            graphs = attention_graphs(spec, kind, tiles.options)
         made = []
         for program, graph in zip(("forward", "backward"), graphs, strict=True):
             try:
@@ -81,6 +83,16 @@ def _attention(
                 break
         else:
             return made
+
+
+def attention_graphs(
+    spec: AttentionSpec, kind: Specialisation, options: Mapping[str, int]
+) -> tuple[Graph, Graph]:
+    """Forward and backward of a spec's attention in one specialisation, on the CPU."""
+    score = None if spec.score is None else family_of(spec.score)
+    trained = () if score is None else (g.name for g in score.trained if g.name != score.sinks)
+    wanted = ("q", "k", "v", *(f"score.{name}" for name in trained))
+    return with_sinks(spec, *differentiate(attention_program(spec, kind, options), wanted))
 
 
 class _Compiler:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, overload
 
 import torch
 from torch import Tensor
 
 from aotpack.dense import dense_attention
-from aotpack.errors import UnsupportedError
+from aotpack.errors import HostError, UnsupportedError
 from aotpack.masks import Lengths, dense, family_of
-from aotpack.runtime.arguments import check_positions, read_arguments
+from aotpack.runtime.arguments import check_positions, read_arguments, read_score
 from aotpack.runtime.checks import check_mask, check_qkv
 from aotpack.runtime.mask import BlockMask
 from aotpack.runtime.operator import attention, enroll
 from aotpack.runtime.origin import reload_attention
 from aotpack.runtime.programs import CompiledPrograms
 from aotpack.runtime.reblock import dense_cells
+from aotpack.runtime.scored_operator import enroll_scored, scored_attention
 from aotpack.runtime.stats import AttentionStats, Tally
 from aotpack.runtime.torch_mask import adopt, is_torch_block_mask
+from aotpack.scores import family_of as family_of_score
 from aotpack.spec import AttentionSpec
 
 if TYPE_CHECKING:
@@ -59,7 +61,8 @@ class Attention:
         self._family = family_of(spec.mask)
         self._dtype = _DTYPES[spec.dtype]
         self._programs = programs
-        self._key = enroll(programs) if programs is not None else 0
+        self._score = None if spec.score is None else family_of_score(spec.score)
+        self._key = self._enrolled()
         self._origin = origin
         self._masks, self._eagers = Tally(), Tally()
 
@@ -150,23 +153,26 @@ class Attention:
 
     @overload
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: Literal[False] = ...
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: Literal[False] = ..., **tensors: Tensor
     ) -> Tensor: ...
     @overload
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: Literal[True]
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: Literal[True], **tensors: Tensor
     ) -> tuple[Tensor, Tensor]: ...
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: bool = False
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: bool = False, **tensors: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention over the mask's visible cells; differentiable in q, k and v.
+        """Attention over the mask's visible cells; differentiable in q, k, v and a score's trained tensors.
 
         Args:
             q: [B,heads,Q,head_dim], of the spec's dtype; under autocast to that dtype, of any.
             k: [B,kv_heads,KV,head_dim].
             v: [B,kv_heads,KV,value_dim].
             mask: from ``block_mask``, or on the CPU a torch ``BlockMask`` of any block size.
-            return_lse: also return the natural log-sum-exp of the scaled scores.
+            return_lse: also return the natural log-sum-exp of the scaled and modified scores, sinks included.
+            tensors: what the spec's score reads, by name, in its own dtype: ``table`` float32
+                [heads,2R+1] (``relative-bias``), ``bias`` float32 [heads,Q,KV] (``bias``), ``sinks`` float32
+                [heads] (``sinks``), or what a rule of your own declares.
 
         Returns:
             out [B,heads,Q,value_dim] in the spec's dtype and, if asked, lse [B,heads,Q] float32. An empty
@@ -183,7 +189,9 @@ class Attention:
         check_qkv(self.spec, self.device, q, k, v)
         block_mask = adopt(mask, q, k) if is_torch_block_mask(mask) else mask
         check_mask(self.spec, self.device, q, k, block_mask)
-        if self._programs is None:
+        if self._score is not None or tensors:
+            out, lse = self._scored(q, k, v, block_mask, tensors)
+        elif self._programs is None:
             out, lse = self._eager(q, k, v, block_mask)
         else:
             out, lse = attention(self._key, q, k, v, self.mask_tensors(block_mask, q.shape[0]))
@@ -196,11 +204,42 @@ class Attention:
             return list(mask.tensors)
         return [tensor.expand(batch, *tensor.shape[1:]).contiguous() for tensor in mask.tensors]
 
-    def _eager(self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> tuple[Tensor, Tensor]:
+    def _enrolled(self) -> int:
+        if self._programs is None:
+            return 0
+        if self._score is None:
+            return enroll(self._programs)
+        names, trained = tuple(g.name for g in self._score.inputs), len(self._score.trained)
+        if (self._programs.score, self._programs.trained) != (names, trained):
+            raise HostError(
+                "the programs of this package take other tensors than the spec's score",
+                expected=f"{', '.join(names)}; {trained} of them with a gradient",
+                found=f"{', '.join(self._programs.score)}; {self._programs.trained} of them with a gradient",
+                remedy="build the package again with this release of aotpack",
+            )
+        return enroll_scored(self._programs)
+
+    def _scored(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, tensors: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        lengths = Lengths(batch=q.shape[0], query=q.shape[2], key=k.shape[2])
+        score = read_score(self._score, self.spec, self.device, tensors, lengths, self._family.drafts)
+        assert self._score is not None
+        trained = len(self._score.trained)
+        if self._programs is not None:
+            of_mask = self.mask_tensors(mask, q.shape[0])
+            return scored_attention(self._key, q, k, v, of_mask, score[:trained], score[trained:])
+        named = {given.name: tensor for given, tensor in zip(self._score.inputs, score, strict=True)}
+        fixed = {given.name: named[given.name].detach() for given in self._score.inputs[trained:]}
+        return self._eager(
+            q, k, v, mask, **self._score.for_dense({**named, **fixed}, lengths.query, lengths.key)
+        )
+
+    def _eager(self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, **score: Any) -> tuple[Tensor, Tensor]:
         if not torch.compiler.is_compiling():
             self._eagers.add()
         visible = dense_cells(mask.tensors, mask.lengths) if mask.dense is None else mask.dense
-        out, lse = dense_attention(q.float(), k.float(), v.float(), visible, self.spec.scale)
+        out, lse = dense_attention(q.float(), k.float(), v.float(), visible, self.spec.scale, **score)
         return out.to(self._dtype), lse
 
     def _carriers(self, lengths: Lengths) -> list[Tensor]:

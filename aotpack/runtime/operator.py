@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from aotpack.errors import InputError, UnsupportedError
 from aotpack.runtime.transforms import TRANSFORMS, in_forward_mode, no_forward_mode, no_transforms
 
-__all__ = ["Programs", "attention", "enroll"]
+__all__ = ["Programs", "attention", "below_autograd", "enroll", "find", "not_twice"]
 
 _SCHEMAS: Final = (
     "attention(int programs, Tensor q, Tensor k, Tensor v, Tensor[] mask) -> (Tensor out, Tensor lse)",
@@ -32,7 +33,9 @@ _SCHEMAS: Final = (
 class Programs(Protocol):
     """The compiled forward and backward of one variant, called below autograd."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor], score: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor]:
         """out [B,H,Q,Dv] and lse [B,H,Q]."""
 
     def backward(
@@ -45,10 +48,13 @@ class Programs(Protocol):
         out: Tensor,
         lse: Tensor,
         mask: list[Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """dq, dk and dv, shaped as q, k and v."""
+        score: Sequence[Tensor] = (),
+    ) -> Sequence[Tensor]:
+        """dq, dk and dv, shaped as q, k and v, and the gradients of a score's trained tensors."""
 
 
+# Inside it a call of an operator goes past autograd.
+below_autograd: Final = torch._C._AutoDispatchBelowAutograd
 _lock: Final = threading.Lock()
 _enrolled: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
 _library: torch.library.Library | None = None
@@ -72,7 +78,8 @@ def attention(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> 
     return result
 
 
-def _find(key: int) -> Programs:
+def find(key: int) -> Programs:
+    """The enrolled programs of that key; ``InputError`` where they are gone."""
     programs = _enrolled.get(key)
     if programs is None:
         raise InputError(
@@ -84,8 +91,18 @@ def _find(key: int) -> Programs:
     return found
 
 
+def not_twice() -> UnsupportedError:
+    """The error of a second derivative."""
+    return UnsupportedError(
+        "aotpack's attention cannot be differentiated twice",
+        expected="one backward through each forward",
+        found="a gradient of a gradient of attention",
+        remedy="take second derivatives without attention in their path, or with dense attention",
+    )
+
+
 def _forward(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
-    return _find(key).forward(q.contiguous(), k.contiguous(), v.contiguous(), mask)
+    return find(key).forward(q.contiguous(), k.contiguous(), v.contiguous(), mask)
 
 
 def _backward(
@@ -100,7 +117,8 @@ def _backward(
     mask: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     grads = (grad_out.contiguous(), grad_lse.contiguous())
-    return _find(key).backward(*grads, q.contiguous(), k.contiguous(), v.contiguous(), out, lse, mask)
+    dq, dk, dv = find(key).backward(*grads, q.contiguous(), k.contiguous(), v.contiguous(), out, lse, mask)
+    return dq, dk, dv
 
 
 def _forward_fake(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -119,7 +137,7 @@ def _backward_fake(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, key: int, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             out, lse = attention(key, q, k, v, list(mask))
         ctx.key = key
         ctx.save_for_backward(q, k, v, out, lse, *mask)
@@ -132,7 +150,7 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():  # with create_graph, which is refused once that graph is differentiated
             found = torch.ops.aotpack.attention_backward.default(ctx.key, *tensors, mask)
         else:
-            with torch._C._AutoDispatchBelowAutograd():
+            with below_autograd():
                 found = torch.ops.aotpack.attention_backward.default(ctx.key, *tensors, mask)
         return None, *found, *(None for _ in mask)
 
@@ -144,23 +162,18 @@ class _Attention(torch.autograd.Function):
 class _AttentionBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, key: int, mask: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             result: tuple[Tensor, ...] = torch.ops.aotpack.attention_backward.default(key, *tensors, mask)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        raise UnsupportedError(
-            "aotpack's attention cannot be differentiated twice",
-            expected="one backward through each forward",
-            found="a gradient of a gradient of attention",
-            remedy="take second derivatives without attention in their path, or with dense attention",
-        )
+        raise not_twice()
 
 
 def _forward_autograd(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
     if not torch.is_grad_enabled() and not in_forward_mode():
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return attention(key, q, k, v, mask)
     result: tuple[Tensor, Tensor] = _Attention.apply(key, q, k, v, *mask)
     return result
