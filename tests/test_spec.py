@@ -194,10 +194,19 @@ def test_differences_name_each_field_once_and_in_order():
         "dtype: expected bfloat16, found float32",
         "mask.block_size: expected 16, found 8",
         "mask.window: expected None, found 2048",
-        "matmul_precision: expected None, found highest",
     ]
     assert differences(QWEN3_8B, QWEN3_8B) == []
 
 
 def test_spec_error_is_a_usage_error():
     assert SpecError.exit_code == 2
+
+
+def test_precision_is_written_where_it_is_not_the_default():
+    plain, fast = spec(dtype="float32"), spec(dtype="float32", matmul_precision="high")
+    assert plain.matmul_precision == "highest"
+    assert "matmul_precision" not in plain.to_dict()
+    assert fast.to_dict()["matmul_precision"] == "high"
+    assert AttentionSpec.from_dict(fast.to_dict()) == fast
+    with pytest.raises(SpecError, match="matmul_precision"):
+        spec(matmul_precision="high")

@@ -123,6 +123,7 @@ def build(
         provenance={
             **tools,
             "options": {"shapes": [list(shape) for shape in shapes]},
+            **_precisions(specs),
             "sbom": bill_of_materials(tools),
         },
     )
@@ -131,6 +132,12 @@ def build(
     return BuildReport(
         path=path, digest=digest, size=path.stat().st_size, seconds=seconds, stages=tuple(stages)
     )
+
+
+def _precisions(specs: Mapping[str, AttentionSpec]) -> dict[str, str]:
+    """The matmul precision of each float32 spec, which a spec leaves out where it is the default."""
+    found = [f"{name} {spec.matmul_precision}" for name, spec in specs.items() if spec.matmul_precision]
+    return {"float32_matmul_precision": ", ".join(found)} if found else {}
 
 
 def _check(specs: Mapping[str, AttentionSpec], targets: Sequence[Target], path: Path) -> None:
