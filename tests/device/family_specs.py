@@ -14,10 +14,6 @@ SPECS = {
         heads=4, kv_heads=4, head_dim=192, value_dim=128, scale=0.1, dtype="bfloat16",
         mask=MaskSpec(family="eagle3"),
     ),
-    "eagle3-speculators-256": AttentionSpec(
-        heads=16, kv_heads=2, head_dim=256, dtype="float16",
-        mask=MaskSpec(family="eagle3-speculators", window=70),
-    ),
     "peagle-80": AttentionSpec(
         heads=8, kv_heads=2, head_dim=80, dtype="bfloat16", mask=MaskSpec(family="peagle")
     ),
@@ -32,11 +28,6 @@ SPECS = {
         heads=3, kv_heads=1, head_dim=64, dtype="bfloat16",
         mask=MaskSpec(family="or", parts=(MaskSpec(family="dflash", block_size=7), CAUSAL)),
     ),
-    "speculators-sliding": AttentionSpec(
-        heads=32, kv_heads=8, head_dim=128, dtype="bfloat16",
-        mask=MaskSpec(family="dflash-speculators", block_size=16, window=100, causal=True),
-    ),
-    "causal-float32": AttentionSpec(heads=4, kv_heads=2, head_dim=64, dtype="float32", mask=CAUSAL),
 }  # fmt: skip
 
 if __name__ == "__main__":
