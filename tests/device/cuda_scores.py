@@ -83,7 +83,9 @@ def case(attend: aotpack.Attention, batch: int, context: int, count: int) -> dic
             "anchors": torch.randint(0, context, (batch, count), generator=generator, device=device)
             .sort(-1)
             .values,
-            "keep": torch.rand((batch, count), generator=generator, device=device) < 0.8,
+            # Not the first block: some row has to be there.
+            "keep": (torch.rand((batch, count), generator=generator, device=device) < 0.8)
+            | (torch.arange(count, device=device) == 0),
             "context_len": context,
         },
         "lengths": Lengths(batch=batch, query=query, key=key),
