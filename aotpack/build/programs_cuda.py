@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -22,7 +22,6 @@ from aotpack.build.programs import Program
 from aotpack.build.specialisations import MAX_BATCH, MAX_LENGTH, Specialisation
 from aotpack.masks import Family, Input, Lengths, family_of, inside
 from aotpack.scores import Family as ScoreFamily
-from aotpack.scores import Rule
 from aotpack.scores import family_of as family_of_score
 from aotpack.spec import AttentionSpec, MaskSpec
 
@@ -67,11 +66,12 @@ class _FlexAttention(torch.nn.Module):
             kernel_options=self.options,
         )
 
-    def _score_mod(self, tensors: Mapping[str, Tensor]) -> Rule | None:
+    def _score_mod(self, tensors: Mapping[str, Tensor]) -> Callable[..., Tensor] | None:
         family = _score_family(self.spec)
         if family is None or family.rule is None:
             return None
-        rule, heads = family.rule, self.spec.heads
+        heads = self.spec.heads
+        rule = family.rule(heads)
         # The gradient of one number would be a kernel of one element, which does not compile (torch 2.14.1),
         # and all cells would add to it in turn. Each head has a copy instead; expand's backward adds them.
         scalars = {
@@ -82,7 +82,7 @@ class _FlexAttention(torch.nn.Module):
 
         def modify(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             own = {name: tensor[h] for name, tensor in scalars.items()}
-            return rule({**tensors, **own}, heads)(score, b, h, q, kv)
+            return rule({**tensors, **own}, score, b, h, q, kv)
 
         return modify
 
