@@ -72,8 +72,8 @@ class _FlexAttention(torch.nn.Module):
             return None
         heads = self.spec.heads
         rule = family.rule(heads)
-        # The gradient of one number would be a kernel of one element, which does not compile (torch 2.14.1),
-        # and all cells would add to it in turn. Each head has a copy instead; expand's backward adds them.
+        # All cells would add to the gradient of one number in turn; each head has a copy of its own instead,
+        # and expand's backward adds them (scalars.py says why there are two at least).
         scalars = {
             given.name: tensors[given.name].expand(max(2, heads))
             for given in family.trained
