@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -22,7 +22,6 @@ from aotpack.build.programs import Program
 from aotpack.build.specialisations import MAX_BATCH, MAX_LENGTH, Specialisation
 from aotpack.masks import Family, Input, Lengths, family_of, inside
 from aotpack.scores import Family as ScoreFamily
-from aotpack.scores import Rule
 from aotpack.scores import family_of as family_of_score
 from aotpack.spec import AttentionSpec, MaskSpec
 
@@ -71,13 +70,14 @@ class _FlexAttention(torch.nn.Module):
             kernel_options=self.options,
         )
 
-    def _score_mod(self, tensors: Mapping[str, Tensor]) -> Rule | None:
+    def _score_mod(self, tensors: Mapping[str, Tensor]) -> Callable[..., Tensor] | None:
         family = _score_family(self.spec)
         if family is None or family.rule is None:
             return None
-        rule, heads = family.rule, self.spec.heads
-        # The gradient of one number would be a kernel of one element, which does not compile (torch 2.14.1),
-        # and all cells would add to it in turn. Each head has a copy instead; expand's backward adds them.
+        heads = self.spec.heads
+        rule = family.rule(heads)
+        # All cells would add to the gradient of one number in turn; each head has a copy of its own instead,
+        # and expand's backward adds them (scalars.py says why there are two at least).
         scalars = {
             given.name: tensors[given.name].expand(max(2, heads))
             for given in family.trained
@@ -86,7 +86,7 @@ class _FlexAttention(torch.nn.Module):
 
         def modify(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             own = {name: tensor[h] for name, tensor in scalars.items()}
-            return rule({**tensors, **own}, heads)(score, b, h, q, kv)
+            return rule({**tensors, **own}, score, b, h, q, kv)
 
         return modify
 

@@ -14,6 +14,7 @@ from aotpack.build.compile_cuda import SharedMemoryError, compile_cuda
 from aotpack.build.export import Graph, differentiate, export
 from aotpack.build.facts import cubin_facts, library_facts
 from aotpack.build.programs_cuda import attention_program, block_mask_program
+from aotpack.build.scalars import with_pairs
 from aotpack.build.sinks import with_sinks
 from aotpack.build.specialisations import ATTENTION, BLOCK_MASK, Specialisation
 from aotpack.build.tiles import Tiles
@@ -92,7 +93,8 @@ def attention_graphs(
     score = None if spec.score is None else family_of(spec.score)
     trained = () if score is None else (g.name for g in score.trained if g.name != score.sinks)
     wanted = ("q", "k", "v", *(f"score.{name}" for name in trained))
-    return with_sinks(spec, *differentiate(attention_program(spec, kind, options), wanted))
+    forward, backward = differentiate(attention_program(spec, kind, options), wanted)
+    return with_sinks(spec, forward, with_pairs(backward))
 
 
 class _Compiler:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from torch import Tensor
 
 from aotpack.errors import SpecError
-from aotpack.scores.family import Family, Rule, check_parameters
+from aotpack.scores.family import Family, Rule, Tensors, check_parameters
 from aotpack.spec import ScoreSpec
 
 __all__ = ["chained"]
@@ -32,12 +32,12 @@ def chained(score: ScoreSpec, family_of: Callable[[ScoreSpec], Family]) -> Famil
         )
     makers = [family.rule for family in families if family.rule is not None]
 
-    def rule(tensors: Mapping[str, Tensor], heads: int) -> Rule:
-        rules = [make(tensors, heads) for make in makers]
+    def rule(heads: int) -> Rule:
+        rules = [make(heads) for make in makers]
 
-        def modified(s: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        def modified(tensors: Tensors, s: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             for each in rules:
-                s = each(s, b, h, q, kv)
+                s = each(tensors, s, b, h, q, kv)
             return s
 
         return modified

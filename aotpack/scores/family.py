@@ -12,9 +12,11 @@ from torch import Tensor
 from aotpack.errors import SpecError
 from aotpack.spec import ScoreSpec, TensorInput
 
-__all__ = ["Family", "Rule", "check_parameters"]
+__all__ = ["Family", "Rule", "Tensors", "check_parameters"]
 
-Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Tensors = Mapping[str, Tensor]
+# Of the tensors, the score and its cell (b, h, q, kv).
+Rule = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,14 +27,14 @@ class Family:
         name: as in ``ScoreSpec.family``.
         inputs: the tensors that it reads, in the order of the compiled programs' arguments: those that get a
             gradient first, and of these the sinks last.
-        rule: ``rule(tensors, heads)`` returns ``(score, b, h, q, kv) -> score`` for broadcastable tensors,
-            called with indices inside the axes only; None where the scores stay as they are.
+        rule: ``rule(heads)`` returns ``(tensors, score, b, h, q, kv) -> score`` for broadcastable scores and
+            cells, called with indices inside the axes only; None where the scores stay as they are.
         sinks: name of the input that joins the softmax's denominator with one logit a head.
     """
 
     name: str
     inputs: tuple[TensorInput, ...] = ()
-    rule: Callable[[Mapping[str, Tensor], int], Rule] | None = None
+    rule: Callable[[int], Rule] | None = None
     sinks: str | None = None
 
     def __post_init__(self) -> None:
@@ -48,7 +50,8 @@ class Family:
         """The modified scores, shaped as ``score`` [B,H,Q,K], at the cells ``b, h, q, kv``."""
         if self.rule is None:
             return score
-        found = self.rule(tensors, score.shape[1])(score, *at)
+        b, h, q, kv = at
+        found = self.rule(score.shape[1])(tensors, score, b, h, q, kv)
         return found.to(score.dtype).expand(score.shape)
 
     def for_dense(self, tensors: Mapping[str, Tensor], query: int, key: int) -> dict[str, Any]:

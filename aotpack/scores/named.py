@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from aotpack.scores.family import Family, Rule, check_parameters
+from aotpack.scores.family import Family, Rule, Tensors, check_parameters
 from aotpack.spec import ScoreSpec, TensorInput
 
 __all__ = ["FAMILIES"]
@@ -19,8 +19,8 @@ def _softcap(score: ScoreSpec) -> Family:
     check_parameters(score, {"cap"})
     cap = score.cap or 1.0
 
-    def rule(tensors: Mapping[str, Tensor], heads: int) -> Rule:
-        return lambda s, b, h, q, kv: cap * torch.tanh(s / cap)
+    def rule(heads: int) -> Rule:
+        return lambda tensors, s, b, h, q, kv: cap * torch.tanh(s / cap)
 
     return Family(name=score.family, rule=rule)
 
@@ -33,10 +33,10 @@ def _alibi(score: ScoreSpec) -> Family:
     """
     check_parameters(score)
 
-    def rule(tensors: Mapping[str, Tensor], heads: int) -> Rule:
+    def rule(heads: int) -> Rule:
         power = 1 << heads.bit_length() - 1
 
-        def biased(s: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        def biased(tensors: Tensors, s: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             first, later = 8 / power * (h + 1), 4 / power * (2 * (h - power) + 1)
             slope = torch.exp2(-torch.where(h < power, first, later))
             return s + slope * (kv - q)
@@ -55,8 +55,8 @@ def _relative_bias(score: ScoreSpec) -> Family:
     reach = score.distance or 1
     table = TensorInput(name="table", dtype="float32", dims=("H", 2 * reach + 1), gradient=not score.frozen)
 
-    def rule(tensors: Mapping[str, Tensor], heads: int) -> Rule:
-        def biased(s: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+    def rule(heads: int) -> Rule:
+        def biased(tensors: Tensors, s: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             # Not clamp: Inductor makes C++ that does not compile of a tensor indexed by it (torch 2.14.1).
             place = kv - q + reach
             place = torch.where(place < 0, 0, torch.where(place > 2 * reach, 2 * reach, place))
@@ -72,8 +72,8 @@ def _bias(score: ScoreSpec) -> Family:
     check_parameters(score, (), {"frozen"})
     bias = TensorInput(name="bias", dtype="float32", dims=("H", "Q", "K"), gradient=not score.frozen)
 
-    def rule(tensors: Mapping[str, Tensor], heads: int) -> Rule:
-        return lambda s, b, h, q, kv: s + tensors["bias"][h, q, kv]
+    def rule(heads: int) -> Rule:
+        return lambda tensors, s, b, h, q, kv: s + tensors["bias"][h, q, kv]
 
     return Family(name=score.family, inputs=(bias,), rule=rule)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-from torch import Tensor
 
 from aotpack.own import function_of
 from aotpack.scores.family import Family, Rule, check_parameters
@@ -19,9 +16,12 @@ def own_family(score: ScoreSpec) -> Family:
     check_parameters(score, (), {"inputs", "source"})
     declared = score.inputs or ()
 
-    def rule(tensors: Mapping[str, Tensor], heads: int) -> Rule:
+    names = [given.name for given in declared]
+
+    def rule(heads: int) -> Rule:
         function: Any = function_of(score.family, score.source)
-        arguments = {given.name: tensors[given.name] for given in declared}
-        return lambda s, b, h, q, kv: function(s, b, h, q, kv, **arguments)
+        return lambda tensors, s, b, h, q, kv: function(
+            s, b, h, q, kv, **{name: tensors[name] for name in names}
+        )
 
     return Family(name=score.family, inputs=declared, rule=rule)

@@ -83,7 +83,9 @@ def case(attend: aotpack.Attention, batch: int, context: int, count: int) -> dic
             "anchors": torch.randint(0, context, (batch, count), generator=generator, device=device)
             .sort(-1)
             .values,
-            "keep": torch.rand((batch, count), generator=generator, device=device) < 0.8,
+            # Not the first block: some row has to be there.
+            "keep": (torch.rand((batch, count), generator=generator, device=device) < 0.8)
+            | (torch.arange(count, device=device) == 0),
             "context_len": context,
         },
         "lengths": Lengths(batch=batch, query=query, key=key),
@@ -140,7 +142,8 @@ def compiled(spec: AttentionSpec, made: dict[str, Any]) -> dict[str, Tensor]:
     flex, family = torch.compile(flex_attention, dynamic=False), family_of_score(spec.score)
 
     def call(q: Tensor, k: Tensor, v: Tensor, score: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        rule = None if family.rule is None else family.rule(score, spec.heads)
+        modify = None if family.rule is None else family.rule(spec.heads)
+        rule = modify and (lambda s, b, h, q, kv: modify(score, s, b, h, q, kv))
         out, lse = flex(q, k, v, score_mod=rule, block_mask=mask, scale=spec.scale, enable_gqa=True,
                         return_lse=True, kernel_options={"FORCE_USE_FLEX_ATTENTION": True})  # fmt: skip
         if family.sinks is None:
