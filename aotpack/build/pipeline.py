@@ -67,6 +67,7 @@ def build(
     output: str | os.PathLike[str],
     *,
     shapes: Sequence[tuple[int, int, int]] = (),
+    template: bool = False,
     progress: Callable[[Stage], None] | None = None,
 ) -> BuildReport:
     """Compiles specs for targets into one package.
@@ -77,6 +78,8 @@ def build(
         output: the package file; written at the very end, all or nothing.
         shapes: (batch, query length, key length) for which CUDA variants get programs of their own, beside
             those for any length.
+        template: compile torch's flex attention for CUDA also where aotpack has kernels of its own, which
+            are compared with it.
         progress: called as each stage begins and ends.
 
     Raises:
@@ -104,7 +107,7 @@ def build(
     tools: dict[str, str] = {}
     for target in chosen:
         with tempfile.TemporaryDirectory(prefix="aotpack-build-") as folder:
-            result = _run_worker(specs, target, shapes, Path(folder), note)
+            result = _run_worker(specs, target, shapes, template, Path(folder), note)
             variants += _variants(result["variants"], target, blobs)
             tools |= result["tools"]
     manifest = Manifest(
@@ -113,7 +116,10 @@ def build(
         variants=tuple(variants),
         provenance={
             **tools,
-            "options": {"shapes": [list(shape) for shape in shapes]},
+            "options": {
+                "shapes": [list(shape) for shape in shapes],
+                **({"template": True} if template else {}),
+            },
             "sbom": bill_of_materials(tools),
         },
     )
@@ -191,6 +197,7 @@ def _run_worker(
     specs: Mapping[str, AttentionSpec],
     target: Target,
     shapes: Sequence[tuple[int, int, int]],
+    template: bool,
     folder: Path,
     note: Callable[[Stage], None],
 ) -> dict[str, Any]:
@@ -198,6 +205,7 @@ def _run_worker(
         "specs": {n: s.to_dict() for n, s in specs.items()},
         "target": str(target),
         "shapes": [list(shape) for shape in shapes],
+        "template": template,
         "folder": str(folder),
     }
     (folder / "job.json").write_text(json.dumps(job))

@@ -1,6 +1,7 @@
 """The build's own process: ``python -m aotpack.build.worker JOB``.
 
-JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each) and ``folder``.
+JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each), ``template`` and
+``folder``, as ``aotpack.build.build`` has them.
 Progress goes to stdout, one JSON object a line; the results are files in the folder and ``result.json``,
 which names them.
 """
@@ -47,7 +48,7 @@ def main(job_file: str) -> int:
             family_of(spec.mask)
         target = Target.parse(job["target"])
         if target.device == "cuda":
-            result = _build_cuda(specs, target, job["shapes"], folder)
+            result = _build_cuda(specs, target, job["shapes"], folder, template=job["template"])
         else:
             result = _build_cpu(specs, target, folder)
     except AotpackError as error:
@@ -73,7 +74,12 @@ def _distinct(specs: dict[str, AttentionSpec]) -> dict[str, tuple[str, Attention
 
 
 def _build_cuda(
-    specs: dict[str, AttentionSpec], target: Target, shapes: list[list[int]], folder: Path
+    specs: dict[str, AttentionSpec],
+    target: Target,
+    shapes: list[list[int]],
+    folder: Path,
+    *,
+    template: bool,
 ) -> dict[str, Any]:
     # Imported here, because it needs triton.
     from aotpack.build.specialisations import exact
@@ -81,10 +87,11 @@ def _build_cuda(
 
     hide_paths(folder)
     more = [exact(*shape) for shape in shapes]
-    return {
-        digest: _variant(name, spec, cuda_programs(name, spec, target, folder, _stage, more), folder)
-        for digest, (name, spec) in _distinct(specs).items()
-    }
+    found = {}
+    for digest, (name, spec) in _distinct(specs).items():
+        programs = cuda_programs(name, spec, target, folder, _stage, more, template=template)
+        found[digest] = _variant(name, spec, programs, folder)
+    return found
 
 
 def _build_cpu(specs: dict[str, AttentionSpec], target: Target, folder: Path) -> dict[str, Any]:
