@@ -84,7 +84,7 @@ def _keys_of_rows(ends, first_row, context, query, size: tl.constexpr, window: t
 
 @triton.jit
 def _start_of(i, cuts, begin, whole, whole_end, end, draft, context, block_n: tl.constexpr):
-    """First key of the i-th tile, and whether it is of drafts. The ``cuts`` come first, drafts last of them."""
+    """First key of the i-th tile, and whether it is of drafts: first come the cuts, drafts last of those."""
     wholes = whole_end - whole
     of_context = end - begin - wholes
     drafted = i >= of_context
