@@ -5,8 +5,8 @@
 
 It needs no pytest: it prints small tables and exits 1 when a bound is missed. Rivals run side by side with
 aotpack in the same process: torch.compile(flex_attention) with static shapes and, for time, with
-``dynamic=True``; for block masks, create_block_mask. ``--exact`` has programs for exactly the shapes below, as
-``aotpack build --shape`` makes.
+``dynamic=True``; for block masks, create_block_mask. ``--exact`` has programs for exactly the shapes below,
+as ``aotpack build --shape`` makes.
 """
 
 from __future__ import annotations
