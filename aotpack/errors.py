@@ -17,6 +17,7 @@ __all__ = [
     "SelfTestError",
     "SpecError",
     "TargetError",
+    "TracingError",
     "TrustError",
     "UnsupportedError",
 ]
@@ -118,6 +119,10 @@ class HostError(AotpackError):
     """The machine lacks something: install it or change the environment."""
 
     exit_code = 5
+
+
+class TracingError(AotpackError):
+    """Something began to trace or compile inside ``aotpack.no_tracing()``: the message has its stack."""
 
 
 class BuildError(AotpackError):

@@ -12,18 +12,31 @@ those that the spec, or the function itself under ``inputs``, declares. A mask r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from aotpack.errors import SpecError
 from aotpack.spec import AttentionSpec, MaskSpec, ScoreSpec, TensorInput
 
-__all__ = ["function_of", "inputs", "reference", "resolve", "source_digest"]
+__all__ = [
+    "check_places",
+    "folders",
+    "function_of",
+    "importable",
+    "inputs",
+    "reference",
+    "resolve",
+    "source_digest",
+]
 
 _DECLARED: Final = "__aotpack_inputs__"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -90,6 +103,13 @@ def function_of(name: str, source: str | None = None) -> Callable[..., Any]:
         ) from error
     if not inspect.isfunction(found):
         raise SpecError(f"the rule '{name}' is no function", expected="a function", found=repr(found))
+    if found.__name__ == "<lambda>" or found.__closure__ is not None:
+        kind = "a lambda" if found.__name__ == "<lambda>" else f"the closure {found.__qualname__}"
+        raise SpecError(
+            f"the rule '{name}' is {kind}",
+            expected="a function that is defined at the top of its module",
+            remedy="write it with def, and pass what it closes over as tensors or constants of the module",
+        )
     if source is not None and (now := source_digest(found)) != source:
         raise SpecError(
             f"the rule '{name}' has changed since its spec was made",
@@ -113,25 +133,99 @@ def source_digest(function: Callable[..., Any]) -> str:
     return digest.hexdigest()
 
 
-def resolve(spec: AttentionSpec) -> AttentionSpec:
-    """A spec whose rules of the user's own have their tensors and source digest filled in.
+@contextlib.contextmanager
+def importable(*places: Path) -> Iterator[None]:
+    """Modules in these folders can be imported meanwhile, and come before others of their name."""
+    added = [str(place.resolve()) for place in places]
+    sys.path[:0] = added
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for place in added:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(place)
+
+
+def folders(spec: AttentionSpec) -> tuple[str, ...]:
+    """The folders in which the modules of a resolved spec's own rules were found."""
+    modules = [sys.modules[rule.family.partition(":")[0]] for rule in _own_rules(spec)]
+    return tuple(
+        str(Path(module.__file__).resolve().parents[module.__name__.count(".") + hasattr(module, "__path__")])
+        for module in modules
+        if module.__file__ is not None
+    )
+
+
+def check_places(spec: AttentionSpec) -> None:
+    """Refuses a module that was imported before from elsewhere, as when two spec files name theirs alike.
 
     Raises:
-        SpecError: a rule cannot be imported, has changed, or declares no tensor for one of its arguments.
+        SpecError: an import now would find another module than the one that is loaded.
     """
-    score = None if spec.score is None else _resolved(spec.score, first=5)
-    return replace(spec, mask=_resolved(spec.mask, first=4), score=score)
+    for top in {rule.family.partition(":")[0].partition(".")[0] for rule in _own_rules(spec)}:
+        loaded, here = sys.modules[top].__spec__, PathFinder.find_spec(top)
+        if loaded is not None and here is not None and _places(loaded).isdisjoint(_places(here)):
+            raise SpecError(
+                f"two modules are named '{top}'",
+                expected=", ".join(map(str, sorted(_places(here)))),
+                found=", ".join(map(str, sorted(_places(loaded)))) + ", which was imported before",
+                remedy="rename one, or build from a process of its own",
+            )
 
 
-def _resolved(rule: _Rule, first: int) -> _Rule:
+def resolve(spec: AttentionSpec, *, anew: bool = True, block_size: int | None = None) -> AttentionSpec:
+    """A spec whose rules of the user's own have their tensors and source digest filled in.
+
+    Args:
+        spec: with rules of any kind.
+        anew: also look at rules that have a source digest, which must not have changed; without it, they are
+            taken as they are, and need not be importable.
+        block_size: of mask rules that draft and do not say theirs.
+
+    Raises:
+        SpecError: a rule cannot be imported, has changed, declares no tensor for one of its arguments, or
+            drafts without a block size.
+    """
+    if not any(anew or rule.source is None for rule in _own_rules(spec)):
+        return spec
+    score = None if spec.score is None else _resolved(spec.score, 5, anew)
+    return replace(spec, mask=_drafting(_resolved(spec.mask, 4, anew), block_size), score=score)
+
+
+def _own_rules(spec: AttentionSpec) -> list[MaskSpec | ScoreSpec]:
+    rules = [*spec.mask.leaves(), *(spec.score.leaves() if spec.score is not None else ())]
+    return [rule for rule in rules if rule.own]
+
+
+def _resolved(rule: _Rule, first: int, anew: bool) -> _Rule:
     if rule.parts is not None:
-        return replace(rule, parts=tuple(_resolved(part, first) for part in rule.parts))
-    if not rule.own:
+        return replace(rule, parts=tuple(_resolved(part, first, anew) for part in rule.parts))
+    if not rule.own or (rule.source is not None and not anew):
         return rule
     function = function_of(rule.family, rule.source)
     declared = rule.inputs if rule.inputs is not None else getattr(function, _DECLARED, ())
     _check_signature(rule.family, function, first, {given.name for given in declared})
     return replace(rule, inputs=tuple(declared) or None, source=source_digest(function))
+
+
+def _drafting(mask: MaskSpec, block_size: int | None) -> MaskSpec:
+    if mask.parts is not None:
+        return replace(mask, parts=tuple(_drafting(part, block_size) for part in mask.parts))
+    if not mask.own or mask.block_size or not any("N" in given.dims for given in mask.inputs or ()):
+        return mask
+    if block_size is None:
+        raise SpecError(
+            f"the rule '{mask.family}' drafts, as a tensor of it has the axis 'N', and has no block size",
+            expected="block_size, the query rows of one anchor",
+            remedy="say block_size in the mask, or rename the axis",
+        )
+    return replace(mask, block_size=block_size)
+
+
+def _places(spec: ModuleSpec) -> set[Path]:
+    found = [spec.origin] if spec.has_location else spec.submodule_search_locations
+    return {Path(place).resolve() for place in found or () if place}
 
 
 def _check_signature(name: str, function: Callable[..., Any], first: int, declared: set[str]) -> None:

@@ -4,7 +4,8 @@
     python examples/train_dflash_threads.py --package qwen3.aotpack --device cuda:0,cuda:1 --json
 
 Each thread has a replica of the drafter, its own text and its own anchors, and so its own lengths at
-every step; gradients are averaged and all replicas stay equal to the bit. No thread traces or compiles.
+every step; gradients are averaged and all replicas stay equal to the bit. No thread traces or compiles:
+inside ``no_tracing`` one that did would raise.
 
 The model, the text and the averaging are in ``aotpack/demo``; what a trainer writes is ``step_loss``.
 """
@@ -21,10 +22,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from aotpack import AotpackError
+from aotpack import AotpackError, no_tracing
 from aotpack.demo.data import Batch
 from aotpack.demo.drafter import Attend, Drafter, Target, block_loss, block_positions, block_tokens
-from aotpack.demo.traces import TraceCounter
 from aotpack.demo.train import STEPS, TrainResult, train
 
 SCHEMA = "aotpack.example.train/1"
@@ -100,7 +100,7 @@ def main() -> None:
     devices = options.device.split(",")
     try:
         package = options.package or build_package(devices)
-        with TraceCounter() as traces:
+        with no_tracing() as watch:
             result = train(package, options.threads, options.steps, devices, show, loss=step_loss)
     except AotpackError as error:
         print(error, file=sys.stderr)
@@ -108,9 +108,9 @@ def main() -> None:
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)
     if options.json:
-        print(json.dumps({"schema": SCHEMA, **asdict(result), "traces": traces.count}, indent=2))
+        print(json.dumps({"schema": SCHEMA, **asdict(result), "traces": watch.count}, indent=2))
     else:
-        print(report(result, traces.count))
+        print(report(result, watch.count))
 
 
 if __name__ == "__main__":

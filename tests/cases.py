@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import aotpack
-from aotpack.spec import AttentionSpec, MaskSpec
+from aotpack.spec import AttentionSpec
+from tests.masks_drawn import Draw, arguments_of, visible
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
@@ -48,9 +49,9 @@ def make_case(
     """
     generator = torch.Generator().manual_seed(seed)
     size = spec.mask.draft_size
-    arguments, query, key = mask_arguments(
-        spec.mask, batch, context, anchors * (size if size > 1 else 16), keep, generator
-    )
+    rows = anchors * (size if size > 1 else 16)
+    draw_of = Draw(mask=spec.mask, generator=generator, batch=batch, context=context, query=rows, keep=keep)
+    arguments, query, key = arguments_of(spec.mask, draw_of)
     dtype = dtype or getattr(torch, spec.dtype)
 
     def draw(*shape: int) -> Tensor:
@@ -64,68 +65,6 @@ def make_case(
         grad_lse=torch.randn((batch, spec.heads, query), generator=generator),
         mask=arguments,
     )
-
-
-def mask_arguments(
-    mask: MaskSpec, batch: int, context: int, query: int, keep: float, generator: torch.Generator
-) -> tuple[dict[str, Any], int, int]:
-    """Arguments of ``block_mask``, the query length and the key length."""
-
-    def whole(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=generator)
-
-    def documents(length: int) -> Tensor:
-        ids = whole(0, 3, length).sort().values
-        ids[length - length // 10 :] = -1
-        return ids
-
-    match mask.family:
-        case "dflash":
-            anchors = query // mask.draft_size
-            arguments = {
-                "anchors": whole(0, context, batch, anchors).sort(-1).values,
-                "keep": torch.rand((batch, anchors), generator=generator) < keep,
-                "context_len": context,
-            }
-            return arguments, query, context + query
-        case "dflash-speculators":
-            drawn = {
-                "anchors": whole(0, context, query // mask.draft_size),
-                "document_ids": documents(context),
-            }
-            return {**drawn, "context_len": context}, query, context + query
-        case "eagle3":
-            key = query * (1 + context // query)
-            lengths = whole(0, query + 1, batch)
-            return {"lengths": lengths, "query_len": query, "context_len": key}, query, key
-        case "eagle3-speculators":
-            key = query * (1 + context // query)
-            return {"document_ids": documents(query), "context_len": key}, query, key
-        case "peagle":
-            groups = {"anchor_pos": whole(0, context, query), "depth": whole(0, 4, query)}
-            return {**groups, "document_ids": documents(context)}, query, query
-        case "document":
-            return {"document_ids": torch.stack([documents(query) for _ in range(batch)])}, query, query
-        case "prefix":
-            prefix = whole(0, context, batch)
-            return {"prefix": prefix, "query_len": query, "context_len": context}, query, context
-        case "and" | "or":
-            return _joined_arguments(mask, batch, context, query, keep, generator)
-        case "causal" | "sliding" | "full":
-            return {"query_len": query, "context_len": context}, query, context
-    raise AssertionError(mask.family)
-
-
-def _joined_arguments(
-    mask: MaskSpec, batch: int, context: int, query: int, keep: float, generator: torch.Generator
-) -> tuple[dict[str, Any], int, int]:
-    drawn = [mask_arguments(part, batch, context, query, keep, generator) for part in mask.parts or ()]
-    # The part with lengths of its own decides; those of the others follow the caller's.
-    decisive = [d for d in drawn if d[2] not in (context,)] or drawn
-    arguments, query, key = decisive[0]
-    tensors = {n: t for each, _, _ in drawn for n, t in each.items() if isinstance(t, Tensor)}
-    lengths = {n: v for n, v in arguments.items() if not isinstance(v, Tensor)}
-    return {**tensors, **lengths}, query, key
 
 
 def run(attention: aotpack.Attention, case: Case) -> tuple[Tensor, ...]:
@@ -143,80 +82,6 @@ def run(attention: aotpack.Attention, case: Case) -> tuple[Tensor, ...]:
 def visible_cells(spec: AttentionSpec, case: Case) -> Tensor:
     """bool [B,1,Q,KV], written from the rules' definitions, not from aotpack's masks."""
     return visible(spec.mask, case.mask, case.q.shape[2], case.key_length)
-
-
-def visible(mask: MaskSpec, arguments: dict[str, Any], query: int, key: int) -> Tensor:
-    """As ``visible_cells``, from the arguments of ``block_mask``."""
-    if mask.family in ("and", "or"):
-        parts = [visible(part, arguments, query, key) for part in mask.parts or ()]
-        first, *others = parts
-        for other in others:
-            first = first & other if mask.family == "and" else first | other
-        return first
-    if mask.family.startswith("dflash"):
-        return _drafted(mask, arguments, query, key)
-    q, kv = torch.arange(query)[:, None], torch.arange(key)[None, :]
-    if mask.family in ("causal", "full", "sliding"):
-        cells = kv <= q if mask.family != "full" else torch.ones(query, key, dtype=torch.bool)
-        return (cells & (kv > q - mask.window) if mask.window else cells)[None, None]
-    return torch.stack([_entry(mask, arguments, b, q, kv) for b in range(_entries(mask, arguments))])[:, None]
-
-
-def _entries(mask: MaskSpec, arguments: dict[str, Any]) -> int:
-    given = {"eagle3": "lengths", "prefix": "prefix", "document": "document_ids"}.get(mask.family)
-    return arguments[given].shape[0] if given else 1
-
-
-def _entry(mask: MaskSpec, arguments: dict[str, Any], b: int, q: Tensor, kv: Tensor) -> Tensor:
-    query = q.shape[0]
-    if mask.family == "prefix":
-        return (kv < arguments["prefix"][b]) | (kv <= q)
-    if mask.family == "document":
-        ids = arguments["document_ids"][b]
-        return (ids[:, None] == ids[None, :]) & (kv <= q)
-    if mask.family == "eagle3":
-        length = int(arguments["lengths"][b])
-        base = (q >= kv) & (kv < length) & (q < length)
-        return base | ((kv >= query) & (kv % query < length) & ((kv - q) % query == 0))
-    if mask.family == "eagle3-speculators":
-        ids = arguments["document_ids"]
-        same = ids[:, None] == ids.repeat(kv.shape[1] // query)[None, :]
-        window = kv > q - mask.window if mask.window else True
-        return (q >= kv) & window & same | (kv % query == q)
-    assert mask.family == "peagle"
-    anchor, depth = arguments["anchor_pos"], arguments["depth"]
-    document = arguments["document_ids"][anchor]
-    same = (document[:, None] == document[None, :]) & (document[:, None] != -1)
-    context = (depth[None, :] == 0) & (anchor[:, None] >= anchor[None, :])
-    group = (anchor[:, None] == anchor[None, :]) & (depth[:, None] >= depth[None, :])
-    return same & (context | group)
-
-
-def _drafted(mask: MaskSpec, arguments: dict[str, Any], query: int, key: int) -> Tensor:
-    context, size = key - query, mask.block_size
-    assert size is not None
-    entries = []
-    anchors = arguments["anchors"] if arguments["anchors"].dim() == 2 else arguments["anchors"][None]
-    for b in range(anchors.shape[0]):
-        cells = torch.zeros(query, key, dtype=torch.bool)
-        for n, anchor in enumerate(anchors[b].tolist()):
-            for offset in range(size):
-                row = cells[n * size + offset]
-                if mask.family == "dflash":
-                    if not arguments["keep"][b, n]:
-                        continue
-                    low = 0 if mask.window is None else max(0, anchor + offset - (mask.window - 1))
-                    row[low:anchor] = True
-                    end = size if mask.window is None else offset + 1
-                else:
-                    documents = arguments["document_ids"]
-                    low = 0 if mask.window is None else max(0, anchor - mask.window)
-                    same = (documents == documents[anchor]) & (documents[anchor] != -1)
-                    row[:context] = same & (torch.arange(context) < anchor) & (torch.arange(context) >= low)
-                    end = offset + 1 if mask.window is not None and mask.causal else size
-                row[context + n * size : context + n * size + end] = True
-        entries.append(cells)
-    return torch.stack(entries)[:, None]
 
 
 def exact(

@@ -23,6 +23,7 @@ MASKS = {
     "sliding": MaskSpec(family="dflash", block_size=16, window=100),
     "speculators": MaskSpec(family="dflash-speculators", block_size=16),
     "speculators-sliding": MaskSpec(family="dflash-speculators", block_size=16, window=100, causal=True),
+    "speculators-2048": MaskSpec(family="dflash-speculators", block_size=16, window=2048, causal=True),
     "causal": MaskSpec(family="causal"),
     "everything": MaskSpec(family="full"),
     "window": MaskSpec(family="sliding", window=100),
@@ -38,6 +39,15 @@ MASKS = {
     "dflash-or-causal": MaskSpec(family="or", parts=(DFLASH, MaskSpec(family="causal"))),
 }
 SMALL = {"heads": 6, "kv_heads": 2, "head_dim": 32, "value_dim": 48, "scale": 0.2}
+
+
+# Of the property tests; a run that failed is repeated with AOTPACK_TEST_SEED.
+SEED = int(os.environ.get("AOTPACK_TEST_SEED") or int.from_bytes(os.urandom(4), "big"))
+os.environ["AOTPACK_TEST_SEED"] = str(SEED)  # for the workers, which must agree
+
+
+def pytest_report_header() -> str:
+    return f"property tests: AOTPACK_TEST_SEED={SEED}"
 
 
 def pytest_configure() -> None:
@@ -68,7 +78,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared
 
 
-def _package(folder: Path, name: str, specs: Mapping[str, AttentionSpec]) -> Path:
+def build_once(folder: Path, name: str, specs: Mapping[str, AttentionSpec]) -> Path:
+    """The package of that name for this machine's CPU, built by whoever asks first."""
     path = folder / f"{name}.aotpack"
     with FileLock(folder / f".{name}.lock"):
         if not path.exists():
@@ -79,20 +90,20 @@ def _package(folder: Path, name: str, specs: Mapping[str, AttentionSpec]) -> Pat
 @pytest.fixture(scope="session")
 def dflash_package(built: Path) -> Path:
     """The bfloat16 drafter of examples/qwen2.5-0.5b-dflash, one spec "full"."""
-    return _package(built, "dflash", specs_from_config(EXAMPLES / "qwen2.5-0.5b-dflash" / "config.json"))
+    return build_once(built, "dflash", specs_from_config(EXAMPLES / "qwen2.5-0.5b-dflash" / "config.json"))
 
 
 @pytest.fixture(scope="session")
 def float32_package(built: Path) -> Path:
     """The same drafter in float32."""
-    return _package(built, "float32", specs_from_config(EXAMPLES / "qwen2.5-0.5b-dflash" / "float32.toml"))
+    return build_once(built, "float32", specs_from_config(EXAMPLES / "qwen2.5-0.5b-dflash" / "float32.toml"))
 
 
 @pytest.fixture(scope="session")
 def masks_package(built: Path) -> Path:
     """A small float32 attention with every mask family, values wider than keys and a scale of its own."""
     specs = {name: AttentionSpec(dtype="float32", mask=mask, **SMALL) for name, mask in MASKS.items()}
-    return _package(built, "masks", specs)
+    return build_once(built, "masks", specs)
 
 
 @pytest.fixture(scope="session")

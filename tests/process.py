@@ -48,3 +48,13 @@ def rewritten(
         blobs[blob_key(vectors)] = vectors
     write_package(path, replace(manifest, variants=(variant,)), blobs)
     return path
+
+
+def with_target(package: Path, path: Path, target: str) -> Path:
+    """A copy of a package whose variants are said to be for another target."""
+    with Package.open(package) as opened:
+        manifest = opened.manifest
+        blobs = {key: opened.read_blob(key) for key in manifest.blobs}
+    foreign = tuple(replace(variant, target=target) for variant in manifest.variants)
+    write_package(path, replace(manifest, variants=foreign), blobs)
+    return path

@@ -13,7 +13,7 @@ import pytest
 
 from aotpack.drafter import specs_from_config, specs_from_module
 from aotpack.errors import SpecError, UnsupportedError
-from aotpack.spec import AttentionSpec, MaskSpec
+from aotpack.spec import AttentionSpec, MaskSpec, ScoreSpec
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FULL = MaskSpec(family="dflash", block_size=16)
@@ -211,6 +211,73 @@ class TestVariants:
         full = {**config, "layer_types": ["full_attention"] * 2}
         assert only(specs_from_config(full)).mask == MaskSpec(family="dflash-speculators", block_size=16)
 
+    @pytest.mark.parametrize("kind", ["eagle3", "eagle-3"])
+    def test_speculators_eagle3_has_a_rule_of_its_own(self, kind):
+        layers = qwen3(architectures=None, block_size=None, layer_types=None, model_type="llama")
+        config = {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": kind,
+            "draft_vocab_size": 32000,
+            "transformer_layer_config": layers,
+        }
+        mask = MaskSpec(family="eagle3-speculators")
+        assert only(specs_from_config(config), "eagle3") == attention(32, 8, 128, mask)
+
+    def test_sliding_layers_of_a_speculators_eagle3(self):
+        types = ["sliding_attention", "full_attention"]
+        layers = qwen3(architectures=None, block_size=None, layer_types=types, sliding_window=512)
+        config = {"speculators_model_type": "eagle3", "transformer_layer_config": layers}
+        family = "eagle3-speculators"
+        assert specs_from_config(config) == {
+            "sliding": attention(32, 8, 128, MaskSpec(family=family, window=512)),
+            "eagle3": attention(32, 8, 128, MaskSpec(family=family)),
+        }
+
+    def test_speculators_peagle(self):
+        layers = qwen3(architectures=None, block_size=None, layer_types=None)
+        config = {"speculators_model_type": "peagle", "transformer_layer_config": layers}
+        assert only(specs_from_config(config), "peagle").mask == MaskSpec(family="peagle")
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000},
+            {"architectures": None, "draft_vocab_size": 32000},
+            {"architectures": ["LlamaForCausalLMEagle3"], "sliding_window": 32768, "max_window_layers": 28},
+            {
+                "architectures": ["LlamaForCausalLMEagle3"],
+                "target_model_type": "qwen3_vl",
+                "rope_scaling": {
+                    "rope_type": "default",
+                    "mrope_section": [24, 20, 20],
+                    "mrope_interleaved": True,
+                },
+            },
+        ],
+        ids=["named", "unnamed", "unused-window", "multimodal-target"],
+    )
+    def test_eagle3_configs(self, changes):
+        config = qwen3(block_size=None, layer_types=None, model_type="llama", **changes)
+        mask = MaskSpec(family="eagle3")
+        assert only(specs_from_config(config), "eagle3") == attention(32, 8, 128, mask)
+
+    def test_eagle3_of_a_multimodal_config_whose_class_has_no_head_dim(self):
+        text = {
+            "model_type": "qwen2_5_vl_text", "hidden_size": 3584, "intermediate_size": 18944,
+            "vocab_size": 512, "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 1,
+            "sliding_window": 32768, "use_sliding_window": False,
+        }  # fmt: skip
+        config = {
+            "architectures": ["Qwen2_5_VLForCausalLMEagle3"], "model_type": "qwen2_5_vl",
+            "torch_dtype": "bfloat16", "text_config": text,
+            "vision_config": {"model_type": "qwen2_5_vl", "hidden_size": 1280},
+        }  # fmt: skip
+        mask = MaskSpec(family="eagle3")
+        assert only(specs_from_config(config), "eagle3") == attention(28, 4, 128, mask)
+
+    def test_dtype_wins_over_torch_dtype(self):
+        assert only(specs_from_config(qwen3(torch_dtype="float16"))).dtype == "bfloat16"
+
     def test_a_live_transformers_config(self):
         from transformers import Qwen3Config
 
@@ -226,6 +293,22 @@ class TestVariants:
         specs = specs_from_config(qwen3(architectures=["Qwen3ForCausalLM"], block_size=None), family="causal")
         assert specs == {"causal": attention(32, 8, 128, MaskSpec(family="causal"))}
 
+    @pytest.mark.parametrize("family", ["document", "prefix", "causal", "full", "eagle3", "peagle"])
+    def test_a_family_without_parameters(self, family):
+        specs = specs_from_config(qwen3(), family=family)
+        assert specs == {family: attention(32, 8, 128, MaskSpec(family=family))}
+
+    def test_a_sliding_window_of_plain_sequences(self):
+        specs = specs_from_config(qwen3(), family="sliding", window=64)
+        assert specs == {"sliding": attention(32, 8, 128, MaskSpec(family="sliding", window=64))}
+        config = qwen3(layer_types=["sliding_attention"] * 2, sliding_window=2048)
+        assert only(specs_from_config(config, family="sliding"), "sliding").mask.window == 2048
+        assert "'sliding_window' is missing" in message(SpecError, qwen3(), family="sliding")
+
+    def test_a_family_without_a_window_refuses_sliding_layers(self):
+        config = qwen3(layer_types=["sliding_attention"] * 2, sliding_window=2048)
+        assert "mask family 'document' has no window" in message(UnsupportedError, config, family="document")
+
     def test_the_mapping_is_not_changed(self):
         config = {**qwen3(), "head_dim": None}
         before = copy.deepcopy(config)
@@ -234,14 +317,12 @@ class TestVariants:
 
 
 def test_families_are_those_of_the_masks():
-    from aotpack.drafter.reading import FAMILY_PARAMETERS
+    from aotpack.drafter.masks import FAMILY_PARAMETERS
     from aotpack.masks import FAMILIES
 
-    for name, parameters in FAMILY_PARAMETERS.items():
-        assert set(parameters) == FAMILIES[name].required | FAMILIES[name].optional
-        FAMILIES[name].check(
-            MaskSpec(family=name, **({"block_size": 4} if "block_size" in parameters else {}))
-        )
+    assert {name: set(parameters) for name, parameters in FAMILY_PARAMETERS.items()} == {
+        name: family.required | family.optional for name, family in FAMILIES.items()
+    }
 
 
 def message(error: type[Exception], *args: Any, **kwargs: Any) -> str:
@@ -276,16 +357,16 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("changes", "family"),
         [
-            ({"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}, "eagle3"),
-            ({"architectures": None, "draft_vocab_size": 32000}, "eagle3"),
-            ({"architectures": ["PEagleDraftModel"], "draft_vocab_size": 32000}, "peagle"),
-            ({"speculators_model_type": "mtp"}, "mtp"),
+            ({"architectures": ["LlamaForCausalLMEagle"]}, "eagle"),
+            ({"architectures": ["MedusaModel"]}, "medusa"),
+            ({"architectures": None, "speculators_model_type": "mtp"}, "mtp"),
         ],
     )
-    def test_a_family_not_known_yet_is_named(self, changes, family):
+    def test_a_family_that_is_not_known_is_named(self, changes, family):
         assert message(UnsupportedError, qwen3(block_size=None, **changes)) == (
-            f"drafter config: drafters of the family '{family}' are not supported yet\n"
-            "  expected: dflash or dflash-speculators or causal or full\n"
+            f"drafter config: drafters of the family '{family}' are not supported\n"
+            "  expected: dflash or dflash-speculators or eagle3 or eagle3-speculators or peagle or causal or "
+            "sliding or document or prefix or full\n"
             f"  found: {family}\n"
             "  what to do: say another mask family in a TOML spec file"
         )
@@ -384,7 +465,8 @@ class TestErrors:
     def test_an_unknown_family(self):
         assert message(SpecError, qwen3(), family="flash") == (
             "drafter config: the mask family is unknown\n"
-            "  expected: dflash or dflash-speculators or causal or full\n"
+            "  expected: dflash or dflash-speculators or eagle3 or eagle3-speculators or peagle or causal or "
+            "sliding or document or prefix or full or and or or or a rule of your own, module:function\n"
             "  found: 'flash'"
         )
 
@@ -504,6 +586,39 @@ class TestSpecFile:
             "full": attention(32, 4, 128, full, dtype="float16"),
         }
 
+    def test_a_mask_and_a_score_may_be_a_name_alone(self, path):
+        path.write_text('config = "config.json"\nmask = "dflash-speculators"\nscore = "alibi"\n')
+        specs = specs_from_config(path, block_size=4)
+        assert {spec.mask.family for spec in specs.values()} == {"dflash-speculators"}
+        assert {spec.score for spec in specs.values()} == {ScoreSpec(family="alibi")}
+
+    def test_a_score_has_parameters_of_its_own(self, path):
+        config = qwen3(attn_logit_softcapping=30.0)
+        (path.parent / "config.json").write_text(json.dumps(config))
+        assert "'attn_logit_softcapping' is not supported" in message(UnsupportedError, path.parent)
+        path.write_text('config = "config.json"\n[score]\nfamily = "softcap"\ncap = 30.0\n')
+        assert only(specs_from_config(path)).score == ScoreSpec(family="softcap", cap=30.0)
+
+    def test_families_of_plain_sequences_and_joined_ones(self, path):
+        common = "heads = 8\nkv_heads = 2\nhead_dim = 64\ndtype = 'float32'\n"
+        path.write_text(
+            f"[specs.a]\n{common}[specs.a.mask]\nfamily = 'sliding'\nwindow = 1024\n"
+            f"[specs.b]\nmask = 'document'\n{common}"
+            f"[specs.c]\n{common}[specs.c.mask]\nfamily = 'and'\n"
+            "parts = [{ family = 'document' }, { family = 'sliding', window = 64 }]\n"
+        )
+        masks = {name: spec.mask for name, spec in specs_from_config(path).items()}
+        parts = (MaskSpec(family="document"), MaskSpec(family="sliding", window=64))
+        assert masks == {
+            "a": MaskSpec(family="sliding", window=1024),
+            "b": MaskSpec(family="document"),
+            "c": MaskSpec(family="and", parts=parts),
+        }
+        (path.parent / "config.json").write_text(json.dumps(qwen3()))
+        joined = "[mask]\nfamily = 'or'\nparts = [{ family = 'causal' }, { family = 'prefix' }]\n"
+        path.write_text(f"config = 'config.json'\n{joined}")
+        assert list(specs_from_config(path)) == ["or"]
+
     def test_the_config_may_be_a_folder(self, path):
         path.write_text('config = "."\n')
         assert list(specs_from_config(path)) == ["sliding", "full"]
@@ -515,7 +630,7 @@ class TestSpecFile:
                 'config = "config.json"\ndtype = "float32"',
                 (
                     ": unknown key 'dtype'\n  "
-                    "expected: one of config, mask, attention, specs\n  "
+                    "expected: one of config, mask, score, attention, specs\n  "
                     "found: dtype\n  "
                     "what to do: remove or rename it"
                 ),
@@ -524,7 +639,7 @@ class TestSpecFile:
                 'config = "config.json"\n[mask]\nblocks = 16',
                 (
                     ": unknown key 'mask.blocks'\n  "
-                    "expected: one of family, block_size, window, causal\n  "
+                    "expected: one of family, block_size, window, causal, parts, inputs, source, graph\n  "
                     "found: blocks\n  "
                     "what to do: remove or rename it"
                 ),
@@ -533,14 +648,24 @@ class TestSpecFile:
                 'config = "config.json"\n[attention]\nhead = 16',
                 (
                     ": unknown key 'attention.head'\n  "
-                    "expected: one of heads, kv_heads, head_dim, value_dim, dtype, scale\n  "
+                    "expected: one of heads, kv_heads, head_dim, value_dim, dtype, scale, matmul_precision, "
+                    "deterministic\n  "
                     "found: head\n  "
                     "what to do: remove or rename it"
                 ),
             ),
             (
-                'config = "config.json"\nmask = "dflash"',
-                ": 'mask' is wrong\n  expected: a table [mask]\n  found: 'dflash'",
+                'config = "config.json"\nmask = 7',
+                ": 'mask' is wrong\n  expected: a table [mask]\n  found: 7",
+            ),
+            (
+                'config = "config.json"\n[score]\nclamp = 7',
+                (
+                    ": unknown key 'score.clamp'\n  "
+                    "expected: one of family, cap, distance, frozen, parts, inputs, source, graph\n  "
+                    "found: clamp\n  "
+                    "what to do: remove or rename it"
+                ),
             ),
             (
                 "config = 7",
@@ -577,7 +702,8 @@ class TestSpecFile:
                 STANDALONE.replace("heads = 8\nkv", "head = 8\nkv", 1),
                 (
                     ": [specs.draft]: spec field 'head' is wrong\n  "
-                    "expected: one of heads, kv_heads, head_dim, value_dim, dtype, scale, mask\n  "
+                    "expected: one of heads, kv_heads, head_dim, value_dim, dtype, scale, mask, score, "
+                    "matmul_precision, deterministic\n  "
                     "found: 'head'\n  "
                     "what to do: remove or rename it"
                 ),
@@ -628,6 +754,16 @@ class TestLiveModule:
         }
         assert specs_from_module(model) == expected
         assert specs_from_module(SimpleNamespace(module=model)) == expected
+
+    def test_an_eagle3_layer_of_a_real_model(self):
+        from transformers import LlamaConfig, LlamaModel
+
+        config = LlamaConfig(
+            architectures=["LlamaForCausalLMEagle3"], vocab_size=64, hidden_size=64, intermediate_size=64,
+            head_dim=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1,
+        )  # fmt: skip
+        expected = attention(4, 2, 32, MaskSpec(family="eagle3"), dtype="float32")
+        assert specs_from_module(LlamaModel(config)) == {"eagle3": expected}
 
     def test_builder_and_trainer_agree(self, model):
         written = json.loads(model.config.to_json_string())

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "aotpack"
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export")
 SERIALIZERS = ("pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib")
 WITHOUT_TORCH = ("errors", "spec", "drafter", "targets", "package", "store", "trust")
-WITHOUT_COMPILER = ("runtime", "integrations", "masks", "dense", *WITHOUT_TORCH)
+WITHOUT_COMPILER = ("runtime", "integrations", "masks", "scores", "dense", *WITHOUT_TORCH)
 HOMES = {
     "click": ("cli",),
     "cryptography": ("trust",),
@@ -100,6 +100,10 @@ def test_a_fresh_process_imports_it_without_torch(name):
     assert loaded_after(f"import aotpack.{name}") & heavy == set()
 
 
-def test_a_fresh_process_imports_the_public_names_without_a_compiler():
-    new = loaded_after("import aotpack") - loaded_after("import torch")
+@pytest.mark.parametrize(
+    "statement",
+    ["import aotpack", "from aotpack import load, no_tracing", "import aotpack.integrations.distributed"],
+)
+def test_a_fresh_process_imports_the_public_names_without_a_compiler(statement):
+    new = loaded_after(statement) - loaded_after("import torch")
     assert sorted(name for name in new if name.startswith(COMPILER)) == []

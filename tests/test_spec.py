@@ -147,14 +147,16 @@ def test_a_wrong_mask_field_is_named_with_expected_and_found(fields, message):
             {"head_size": 128},
             (
                 "spec field 'head_size' is wrong\n"
-                "  expected: one of heads, kv_heads, head_dim, value_dim, dtype, scale, mask, score, matmul_precision, deterministic\n"
+                "  expected: one of heads, kv_heads, head_dim, value_dim, dtype, scale, mask, score, "
+                "matmul_precision, deterministic\n"
                 "  found: 'head_size'\n  what to do: remove or rename it"
             ),
         ),
         (
             {"mask": {"family": "dflash", "blocks": 16}},
             (
-                "spec field 'mask.blocks' is wrong\n  expected: one of family, block_size, window, causal\n"
+                "spec field 'mask.blocks' is wrong\n"
+                "  expected: one of family, block_size, window, causal, parts, inputs, source, graph\n"
                 "  found: 'blocks'\n  what to do: remove or rename it"
             ),
         ),
@@ -198,3 +200,13 @@ def test_differences_name_each_field_once_and_in_order():
 
 def test_spec_error_is_a_usage_error():
     assert SpecError.exit_code == 2
+
+
+def test_precision_is_written_where_it_is_not_the_default():
+    plain, fast = spec(dtype="float32"), spec(dtype="float32", matmul_precision="high")
+    assert plain.matmul_precision == "highest"
+    assert "matmul_precision" not in plain.to_dict()
+    assert fast.to_dict()["matmul_precision"] == "high"
+    assert AttentionSpec.from_dict(fast.to_dict()) == fast
+    with pytest.raises(SpecError, match="matmul_precision"):
+        spec(matmul_precision="high")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from aotpack.bench.case import Shape
 from aotpack.bench.protocol import RefusedError, Timing, run_job
 from aotpack.bench.results import Result, against
 from aotpack.bench.settings import Settings
@@ -14,8 +16,9 @@ from aotpack.bench.settings import Settings
 __all__ = ["run"]
 
 _MEASURED: Final = (
-    "seconds from a process that has imported torch, made q, k and v and run the loss's own kernels to the "
-    "end of its first step, with all other imports, load, mask and compilation; each in a fresh process"
+    "seconds from a process that has imported torch and aotpack's reader of packages, made q, k and v and "
+    "run the loss's own kernels to the end of its first step, with all other imports, load, mask and "
+    "compilation; each in a fresh process"
 )
 _OWN: Final = "aotpack, nothing unpacked yet: forward+backward"
 _OWN_WARM: Final = "aotpack, unpacked by an earlier process: forward+backward"
@@ -23,25 +26,27 @@ _OWN_FORWARD: Final = "aotpack, nothing unpacked yet: forward only"
 _LOADER: Final = "torch's own loader, the same libraries: forward+backward without autograd"
 _EAGER: Final = "scaled_dot_product_attention, eager: forward+backward"
 _DENSE: Final = "torch.compile(dense attention), {} cache: forward+backward"
+_MEGA: Final = "torch.compile(dense attention), mega-cache of another process: forward+backward"
 _FLEX: Final = "torch.compile(flex_attention), {}: {}"
 _MAKE: Final = "torch.compiler.precompile(dense attention) itself, which is not in any start"
 _PRECOMPILE: Final = "torch.compiler.precompile(dense attention), {}: forward+backward"
+_RIVALS: Final = {
+    "torch_loader": "torch-loader",
+    "eager_dense": "sdpa",
+    "compiled_dense": "compiled-dense",
+    "compiled_flex": "flex",
+    "make_precompiled": "precompile",
+    "precompiled_dense": "precompile",
+}
 _Job = tuple[str, str, Path, dict[str, Any]]
 
 
 def run(settings: Settings) -> Result:
     """Measures aotpack, torch.compile with its caches in several states, and torch's own loaders."""
-    name, spec = next(iter(settings.specs().items()))
-    cuda = settings.device != "cpu"
-    context, anchors = settings.context or (4096 if cuda else 512), settings.anchors or (512 if cuda else 32)
-    jobs = _cuda_jobs if cuda else _cpu_jobs
-    case = {
-        "package": str(settings.package.absolute()),
-        "spec": name,
-        "context": context,
-        "anchors": anchors,
-        "device": settings.device,
-    }
+    name, spec = settings.first()
+    (shape,) = settings.shapes([Shape(context=512, anchors=32)], [Shape(context=4096, anchors=512)])
+    jobs = _cuda_jobs if settings.cuda else _cpu_jobs
+    case = settings.case(name, shape)
     times: dict[str, list[float]] = defaultdict(list)
     refusals: dict[str, str] = {}
     facts: dict[str, Any] = {}
@@ -49,10 +54,12 @@ def run(settings: Settings) -> Result:
         settings.say(f"coldstart {turn + 1} of {settings.repeat}")
         with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder:
             for what, job, where, more in jobs(Path(folder)):
+                if _RIVALS.get(job) in settings.without:
+                    continue
                 if what in refusals or (job == "precompiled_dense" and _MAKE in refusals):
                     continue
                 try:
-                    answer = run_job(f"cold:{job}", where, **case, **more)
+                    answer = run_job(f"cold:{job}", where, case, timeout=settings.timeout, **more)
                 except RefusedError as refusal:
                     if what in (_OWN, _OWN_WARM, _OWN_FORWARD):
                         raise
@@ -67,11 +74,11 @@ def run(settings: Settings) -> Result:
     order = [what for what, *_ in jobs(Path()) if what in found]
     training = [what for what in order if "forward only" not in what]
     forward = [what for what in order if "forward only" in what]
-    rows = against(_OWN, {what: found[what] for what in training})
+    rows = against("", {what: found[what] for what in training}, own=_OWN)
     if forward:
-        rows += against(_OWN_FORWARD, {what: found[what] for what in forward})
-    shape = {"dtype": spec.dtype, "batch": 1, "context": context, "anchors": anchors}
-    return Result(name="coldstart", measured=_MEASURED, rows=tuple(rows), facts={**facts, **shape})
+        rows += against("", {what: found[what] for what in forward}, own=_OWN_FORWARD)
+    facts |= {"dtype": spec.dtype, "repeat": settings.repeat, **asdict(shape)}
+    return Result(name="coldstart", measured=_MEASURED, rows=tuple(rows), facts=facts)
 
 
 def _own(folder: Path) -> list[_Job]:
@@ -102,11 +109,13 @@ def _cuda_jobs(folder: Path) -> list[_Job]:
 
 def _cpu_jobs(folder: Path) -> list[_Job]:
     dense, made, none = folder / "dense", folder / "precompile", str(folder / "none")
+    saved = str(folder / "dense-artifacts")
     return [
         *_own(folder),
         (_EAGER, "eager_dense", folder / "eager", {}),
-        (_DENSE.format("cold"), "compiled_dense", dense, {}),
-        (_DENSE.format("warm"), "compiled_dense", dense, {}),
+        (_DENSE.format("cold"), "compiled_dense", dense, {"artifacts": saved, "keep_artifacts": True}),
+        (_DENSE.format("warm"), "compiled_dense", dense, {"artifacts": none}),
+        (_MEGA, "compiled_dense", folder / "reader", {"artifacts": saved}),
         (_MAKE, "make_precompiled", made, {"folder": str(made)}),
         (_PRECOMPILE.format("its two files"), "precompiled_dense", folder / "new", {"folder": str(made)}),
         (_PRECOMPILE.format("and its warm cache"), "precompiled_dense", made, {"folder": str(made)}),

@@ -1,26 +1,29 @@
-"""How things are measured: warm-ups, medians with spread, rivals in turn, fresh processes."""
+"""How things are measured: fresh processes that answer in time, medians with quartiles."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import aotpack
+from aotpack.bench.case import Case
 from aotpack.errors import AotpackError
 
-__all__ = ["RefusedError", "Timing", "in_turn", "run_job", "seconds"]
+__all__ = ["TIMEOUT", "RefusedError", "Timing", "Worker", "run_job"]
 
-_TIMEOUT: Final = 1800.0
+TIMEOUT: Final = 900.0
 
 
 class RefusedError(AotpackError):
@@ -29,76 +32,121 @@ class RefusedError(AotpackError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Median of some measurements, with the lowest and the highest of them."""
+    """Median of some measurements, with the quartiles below and above it."""
 
     median: float
     low: float
     high: float
+    count: int
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Timing:
-        """From at least one measurement."""
+        """From at least one measurement; of fewer than three the quartiles are the lowest and the highest."""
         known = sorted(values)
-        return cls(median=statistics.median(known), low=known[0], high=known[-1])
+        low, high = known[0], known[-1]
+        if len(known) > 2:
+            low, _, high = statistics.quantiles(known, n=4, method="inclusive")
+        return cls(median=statistics.median(known), low=low, high=high, count=len(known))
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def in_turn(
-    calls: Mapping[str, Callable[[], object]], *, warmups: int, repeat: int
-) -> dict[str, list[float]]:
-    """Seconds of each call, ``repeat`` of each; taking turns, so that a slow moment hits all alike."""
-    for _ in range(warmups):
-        for call in calls.values():
-            call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeat):
-        for name, call in calls.items():
-            times[name].append(seconds(call))
-    return times
-
-
-def run_job(job: str, folder: Path, /, **arguments: Any) -> dict[str, Any]:
-    """Runs ``aotpack.bench.jobs.MODULE:FUNCTION`` in a fresh process and returns what it returns.
+class Worker:
+    """A fresh process that runs one job; a context manager that ends it and all it started.
 
     Caches and temporary files of the process are in ``folder``: the same folder again is a warm start.
 
-    Raises:
-        RefusedError: the job could not do its work, or its process died.
+    Args:
+        job: ``MODULE:FUNCTION`` in ``aotpack.bench.jobs``.
+        folder: made where it is missing.
+        case: the function's first argument.
+        timeout: seconds that each answer may take.
+        more: the function's other arguments, JSON values.
     """
-    (folder / "tmp").mkdir(parents=True, exist_ok=True)
-    log = folder / "log"
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "aotpack.bench.child", job],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env=_environment(folder),
-            start_new_session=True,
+
+    def __init__(self, job: str, folder: Path, case: Case, *, timeout: float = TIMEOUT, **more: Any) -> None:
+        (folder / "tmp").mkdir(parents=True, exist_ok=True)
+        self._job, self._timeout, self._log, self._said = job, timeout, folder / "log", b""
+        with self._log.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "aotpack.bench.child", job],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=_environment(folder),
+                bufsize=0,
+                start_new_session=True,
+            )
+        self._tell({"case": case.to_dict(), **more})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def answer(self) -> dict[str, Any]:
+        """What the function returned.
+
+        Raises:
+            RefusedError: the job could not do its work, took too long, or its process died.
+        """
+        answer: dict[str, Any] = json.loads(self._line())
+        if "refused" in answer:
+            raise RefusedError(answer["refused"])
+        return answer
+
+    def measure(self) -> dict[str, Any]:
+        """One more measurement of a job that measures when it is told to; raises as ``answer``."""
+        self._tell({})
+        return self.answer()
+
+    def close(self) -> None:
+        """Ends what is left of the process and of the compilers it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        # A process that died says so when its answer is read.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        pipe, end = self._process.stdout.fileno(), time.monotonic() + self._timeout
+        while b"\n" not in self._said:
+            if not select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise RefusedError(f"no answer within {self._timeout:.0f} s")
+            read = os.read(pipe, 1 << 16)
+            if not read:
+                raise self._died()
+            self._said += read
+        line, _, self._said = self._said.partition(b"\n")
+        return line
+
+    def _died(self) -> RefusedError:
+        code = self._process.wait()
+        return RefusedError(
+            f"the measuring process {self._job} ended with exit code {code}",
+            found=self._log.read_text(errors="replace").strip()[-2000:] or None,
         )
-        try:
-            said, _ = process.communicate(json.dumps(arguments), timeout=_TIMEOUT)
-        except subprocess.TimeoutExpired as error:
-            raise RefusedError(f"no answer within {_TIMEOUT:.0f} s") from error
-        finally:
-            _end(process)
-    lines = said.splitlines()
-    if process.returncode != 0 or not lines:
-        raise RefusedError(
-            f"the measuring process {job} ended with exit code {process.returncode}",
-            found=log.read_text(errors="replace").strip()[-2000:] or None,
-        )
-    answer: dict[str, Any] = json.loads(lines[-1])
-    if "refused" in answer:
-        raise RefusedError(answer["refused"])
-    return answer
+
+
+def run_job(
+    job: str, folder: Path, case: Case, /, *, timeout: float = TIMEOUT, **more: Any
+) -> dict[str, Any]:
+    """Runs a job in a fresh process to its end and returns its answer; the rest is as in ``Worker``.
+
+    Raises:
+        RefusedError: as ``Worker.answer``.
+    """
+    with Worker(job, folder, case, timeout=timeout, **more) as worker:
+        return worker.answer()
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -108,12 +156,6 @@ def _environment(folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")])),
         "AOTPACK_CACHE": str(folder / "store"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "inductor" / "triton"),
         "TMPDIR": str(folder / "tmp"),
     }
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ends what is left of a process and of the compilers it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

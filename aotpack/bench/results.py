@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from aotpack.bench.protocol import Timing
 
-__all__ = ["Result", "Row", "against"]
+__all__ = ["OWN", "Result", "Row", "against"]
+
+OWN: Final = "aotpack"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,22 +18,48 @@ class Row:
     """One figure.
 
     Attributes:
-        what: who did what.
-        value: median; None where it could not be measured, and ``what`` says why.
-        unit: ``"s"``, ``"MB"`` (10**6 bytes) or ``"x"`` (a ratio of two times).
+        group: what was done; rows of one group are compared with each other. May be empty.
+        who: did it.
+        value: median; None where it could not be measured, and ``refused`` says why.
+        unit: ``"s"``, ``"us"``, ``"MB"`` (10**6 bytes), ``"TFLOP/s"`` or ``"x"`` (a ratio of two figures).
         ratio: value over aotpack's own row.
-        spread: lowest and highest measurement.
+        spread: lower and upper quartile of the measurements.
+        count: of measurements.
+        refused: why there is no value.
     """
 
-    what: str
+    group: str
+    who: str
     value: float | None
     unit: str
     ratio: float | None
     spread: tuple[float, float] | None = None
+    count: int = 0
+    refused: str | None = None
+
+    @property
+    def what(self) -> str:
+        """Who did what."""
+        known = ", ".join(filter(None, (self.group, self.who)))
+        return known if self.refused is None else f"{known}: {self.refused}"
+
+    @property
+    def own(self) -> bool:
+        """Whether aotpack did it."""
+        return self.who.startswith(OWN)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        return {"what": self.what, "value": self.value, "unit": self.unit, "ratio": self.ratio}
+        return {
+            "what": self.what,
+            "value": self.value,
+            "unit": self.unit,
+            "ratio": self.ratio,
+            "group": self.group,
+            "who": self.who,
+            "spread": None if self.spread is None else list(self.spread),
+            "count": self.count,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,26 +89,34 @@ class Result:
             "rows": [row.to_dict() for row in self.rows],
             "measured": self.measured,
             "facts": dict(self.facts),
-            "spread": {row.what: list(row.spread) for row in self.rows if row.spread is not None},
         }
 
 
-def against(own: str, timings: Mapping[str, Timing | str], unit: str = "s") -> list[Row]:
-    """Rows of several timings, with ratios over the one that is named ``own``.
+def against(group: str, timings: Mapping[str, Timing | str], unit: str = "s", *, own: str = OWN) -> list[Row]:
+    """Rows of one group, by who, with ratios over the one that is named ``own``.
 
     A string instead of a timing says why there is none.
     """
-    base = timings[own]
+    base = timings.get(own)
     rows = []
-    for what, timing in timings.items():
+    for who, timing in timings.items():
         if isinstance(timing, str):
-            rows.append(Row(what=f"{what}: {timing}", value=None, unit=unit, ratio=None))
+            rows.append(Row(group=group, who=who, value=None, unit=unit, ratio=None, refused=timing))
             continue
-        ratio = None if isinstance(base, str) or not base.median else round(timing.median / base.median, 3)
-        spread = (_rounded(timing.low), _rounded(timing.high))
-        rows.append(Row(what=what, value=_rounded(timing.median), unit=unit, ratio=ratio, spread=spread))
+        known = isinstance(base, Timing) and base.median
+        rows.append(
+            Row(
+                group=group,
+                who=who,
+                value=_rounded(timing.median, 6),
+                unit=unit,
+                ratio=_rounded(timing.median / base.median, 4) if known else None,  # type: ignore[union-attr]
+                spread=(_rounded(timing.low, 6), _rounded(timing.high, 6)),
+                count=timing.count,
+            )
+        )
     return rows
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.6g}")
+def _rounded(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from aotpack.bench.case import Shape
 from aotpack.bench.protocol import Timing, run_job
 from aotpack.bench.results import Result, Row, against
 from aotpack.bench.settings import Settings
@@ -13,9 +15,9 @@ from aotpack.bench.settings import Settings
 __all__ = ["run"]
 
 _MEASURED: Final = (
-    "median seconds of forward+backward calls on one intra-op thread each; aotpack's through "
-    "autograd, torch's loader runs the same libraries without it; 'x' is two threads that do twice the "
-    "work over one, 1 is perfect"
+    "median seconds of forward+backward calls on one intra-op thread each; aotpack's through autograd, "
+    "torch's loader runs the same libraries without it; 'x' is two threads that do twice the work over "
+    "one, 1 is perfect"
 )
 _NAMES: Final = {
     "aotpack": "aotpack",
@@ -27,22 +29,20 @@ _LASTING: Final = 1.0
 
 def run(settings: Settings) -> Result:
     """Measures the package's first spec."""
-    name, spec = next(iter(settings.specs().items()))
-    context, anchors = settings.context or 512, settings.anchors or 64
+    name, spec = settings.first()
+    (shape,) = settings.shapes([Shape(context=512, anchors=64)], [])
     settings.say("threads")
     with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder:
         answer = run_job(
             "parallel:two_threads",
             Path(folder),
-            package=str(settings.package.absolute()),
-            spec=name,
-            context=context,
-            anchors=anchors,
+            settings.case(name, shape),
+            timeout=settings.timeout,
             repeat=settings.repeat,
             lasting=_LASTING,
         )
-    shape = {"dtype": spec.dtype, "batch": 1, "context": context, "anchors": anchors}
-    facts = {**answer["facts"], **shape, "calls": answer["calls"]}
+    facts = {**answer["facts"], "dtype": spec.dtype, "repeat": settings.repeat, **asdict(shape)}
+    facts["calls"] = answer["calls"]
     return Result(name="threads", measured=_MEASURED, rows=tuple(_rows(answer)), facts=facts)
 
 
@@ -56,10 +56,9 @@ def _rows(answer: dict[str, Any]) -> list[Row]:
         # The machine's own work is other work: only its scaling can be compared.
         names = _NAMES if unit == "x" else {who: name for who, name in _NAMES.items() if who != "machine"}
         timings: dict[str, Timing | str] = {
-            f"{what}, {name}": Timing.of(_figure(what, *pair) for pair in answer[who])
-            for who, name in names.items()
+            name: Timing.of(_figure(what, *pair) for pair in answer[who]) for who, name in names.items()
         }
-        rows += against(f"{what}, aotpack", timings, unit)
+        rows += against(what, timings, unit)
     return rows
 
 

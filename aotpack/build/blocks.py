@@ -21,6 +21,7 @@ __all__ = [
     "lists",
     "mask_arguments",
     "mask_lengths",
+    "packed",
 ]
 
 BLOCK: Final = 128
@@ -95,6 +96,24 @@ def classify(rule: Rule, lengths: Lengths, dtype: torch.dtype) -> tuple[Tensor, 
     count = visible.expand(*shape, BLOCK, BLOCK).sum((-2, -1), dtype=torch.int32)
     full = count == BLOCK * BLOCK
     return (count > 0) & ~full, full
+
+
+def packed(rule: Rule, b: Tensor, q_block: Tensor, kv_block: Tensor) -> Tensor:
+    """The cells of P blocks as bits: uint8 [P,128,16].
+
+    The cell of row ``i`` and column ``j`` is bit ``j % 8``, counted from the least significant, of byte
+    ``[i, j // 8]``.
+
+    Args:
+        rule: hides cells outside the axes.
+        b: int64 [P], batch entries.
+        q_block: int64 [P], rows of blocks.
+        kv_block: int64 [P], columns of blocks.
+    """
+    q, kv = cells(q_block)[:, :, None, None], cells(kv_block).unflatten(-1, (BLOCK // 8, 8)).unsqueeze(1)
+    visible = rule(b.view(-1, 1, 1, 1), q, kv).expand(-1, BLOCK, BLOCK // 8, 8)
+    bit = torch.ones(8, dtype=torch.uint8) << torch.arange(8, dtype=torch.uint8)
+    return (visible * bit).sum(-1, dtype=torch.uint8)
 
 
 def lists(partial: Tensor, full: Tensor) -> tuple[Tensor, ...]:

@@ -26,18 +26,32 @@ from aotpack.build.ops import C_SHIMS
 from aotpack.build.toolchain import KERNEL_LIBRARY, HostFlags, compiler_name
 from aotpack.errors import BuildError
 
-__all__ = ["compile_cpu", "host_options", "vector_instructions"]
+__all__ = ["FUSE_THE_RULE", "compile_cpu", "host_options", "vector_instructions"]
+
+# Inductor gives an expression of many operations or reads a buffer of its own: for a mask's rule that is a
+# byte for every cell of the grid. These keep the rule inside the loops that use it.
+FUSE_THE_RULE: Final[dict[str, Any]] = {
+    "realize_opcount_threshold": 1 << 20,
+    "realize_reads_threshold": 1 << 20,
+    "realize_acc_reads_threshold": 1 << 20,
+}
 
 
-def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool) -> Path:
-    """Compiles a CPU graph; the library is stripped. ``kernels`` links the block-sparse kernels in.
+def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool = False, fused: bool = False) -> Path:
+    """Compiles a CPU graph; the library is stripped.
 
-    The kernels' archive must be on LIBRARY_PATH.
+    Args:
+        graph: of one program.
+        flags: of the target.
+        kernels: links the block-sparse kernels in; their archive must be on LIBRARY_PATH.
+        fused: never evaluates what a loop uses into a buffer: for a mask's rule.
     """
     options = host_options(flags, "program", graph.module)
     if kernels:
         options["aot_inductor.custom_ops_to_c_shims"] = C_SHIMS
         options["aot_inductor.custom_op_libs"] = [KERNEL_LIBRARY]
+    if fused:
+        options |= FUSE_THE_RULE
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with vector_instructions(flags):
         library = torch._inductor.aot_compile(graph.module, graph.args, options=options)

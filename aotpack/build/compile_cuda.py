@@ -18,12 +18,12 @@ from torch._inductor.codecache import CudaKernelParamCache
 
 from aotpack.build import cubin, elf
 from aotpack.build.absent import DeviceType
-from aotpack.build.compile import host_options, vector_instructions
+from aotpack.build.compile import FUSE_THE_RULE, host_options, vector_instructions
 from aotpack.build.export import Graph
 from aotpack.build.guards import count_guards, undeclared_guards
 from aotpack.build.launch import split_descriptors
 from aotpack.build.move import to_cuda
-from aotpack.build.templates import unchecked_full_blocks
+from aotpack.build.templates import sizes_in_score_graphs, unchecked_full_blocks
 from aotpack.build.toolchain import HostFlags
 from aotpack.errors import BuildError
 
@@ -75,14 +75,18 @@ def compile_cuda(
         # Defines the kernels while compiling; absent_device sees to it that none is run.
         "triton.autotune_at_compile_time": True,
         "assume_32bit_indexing": narrow,
-        # A rule is evaluated where it is summed: what is realised would be a tensor of all cells.
-        "realize_opcount_threshold": 1 << 20,
-        "realize_reads_threshold": 1 << 20,
-        "realize_acc_reads_threshold": 1 << 20,
+        **FUSE_THE_RULE,
+        # It runs what is constant, such as the number in a where, on the device that is not there.
+        "joint_graph_constant_folding": False,
         "split_reductions": False,
     }
     CudaKernelParamCache.cache_clear()
-    with vector_instructions(flags), unchecked_full_blocks(), split_descriptors():
+    with (
+        vector_instructions(flags),
+        unchecked_full_blocks(),
+        sizes_in_score_graphs(),
+        split_descriptors(),
+    ):
         made: Any = torch._inductor.aot_compile(moved.module, moved.args, options=options)
     libraries = [Path(str(path)) for path in made if str(path).endswith(".so")]
     if len(libraries) != 1:

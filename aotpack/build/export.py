@@ -1,7 +1,8 @@
 """From a program's module to graphs that AOTInductor compiles: torch.export, joint graph, split, contract.
 
 The only module that touches ``torch._functorch``. Tried with torch 2.13.0 and 2.14.1:
-``aot_function`` with ``default_partition`` on the exported program's own fake inputs.
+``aot_function`` with ``default_partition`` on the exported program's own fake inputs; ``FakeTensorMode`` and
+``StatelessSymbolicContext`` for the inputs of a program that is traced as it is.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from aotpack.build.programs import Program
 
-__all__ = ["Graph", "differentiate", "export"]
+__all__ = ["Graph", "differentiate", "export", "trace"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +45,25 @@ def export(program: Program) -> Graph:
     args = tuple(n.meta["val"] for n in exported.graph.nodes if n.op == "placeholder")
     module = exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
+    return Graph(module=module, args=args, inputs=program.inputs, outputs=program.outputs)
+
+
+def trace(program: Program) -> Graph:
+    """The graph of a program that takes derivatives itself, which torch.export cannot follow (2.14.1)."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    args = tuple(
+        mode.from_tensor(
+            arg,
+            symbolic_context=StatelessSymbolicContext(
+                dynamic_sizes=[
+                    DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(arg.dim())
+                ]
+            ),
+        )
+        for arg, dims in zip(program.args, program.dynamic_shapes, strict=True)
+    )
+    with mode, enable_python_dispatcher():
+        module = make_fx(program.module)(*args)
     return Graph(module=module, args=args, inputs=program.inputs, outputs=program.outputs)
 
 
@@ -92,9 +116,12 @@ def _split(
     tensors = [n for n in returned if isinstance(n.meta["val"], Tensor)]
     scaled = _scaled(returned[: len(program.outputs)], program.outputs)
     known.update((node, name) for node, (name, _) in scaled.items() if node not in known)
+    expanded = {o: o.args[0] for o in map(_origin, tensors) if _is_expanded(o, known)}
+    known.update((node, known[source]) for node, source in expanded.items() if isinstance(source, fx.Node))
     saved = list(dict.fromkeys(o for o in map(_origin, tensors) if o not in known))
     known.update((node, f"saved.{i}") for i, node in enumerate(saved))
     sources = {node.name: known[_origin(node)] for node in (*_placeholders(forward), *tensors)}
+    received = list(_placeholders(backward))
     _recompute_sizes(forward, backward)
     factors = {n.name: scaled[o][1] for n in tensors if (o := _origin(n)) in scaled}
     _rescale(backward, factors)
@@ -102,6 +129,12 @@ def _split(
     inputs = tuple(
         sources[n.name] if n.name in sources else f"grad.{next(tangents)}" for n in _placeholders(backward)
     )
+    views = {n.name: o for n in tensors if (o := _origin(n)) in expanded}
+    examples["backward"] = [
+        views[n.name].args[0].meta["val"] if n.name in views else e  # type: ignore[union-attr]
+        for n, e in zip(received, examples["backward"], strict=True)
+    ]
+    _expand(backward, views)
     kept = [e for e in examples["backward"] if isinstance(e, Tensor)]
     _output(forward).args = ((*returned[: len(program.outputs)], *saved),)
     _keep_outputs(backward, [i for i, name in enumerate(program.inputs) if name in wanted])
@@ -148,6 +181,21 @@ def _rescale(backward: fx.Graph, factors: Mapping[str, float]) -> None:
         with backward.inserting_after(node):
             scaled = backward.call_function(torch.ops.aten.mul.Tensor, (node, factors[node.name]))
         node.replace_all_uses_with(scaled, delete_user_cb=_is_not(scaled))
+
+
+def _is_expanded(node: fx.Node, known: Mapping[fx.Node, str]) -> bool:
+    """Whether a value is a forward input seen with more dimensions, which backward can see for itself."""
+    return node.target is torch.ops.aten.expand.default and node.args[0] in known
+
+
+def _expand(backward: fx.Graph, views: Mapping[str, fx.Node]) -> None:
+    """Makes the placeholders of these names the inputs that forward expanded, and expands them here."""
+    for node in [n for n in _placeholders(backward) if n.name in views]:
+        source, sizes = views[node.name].args
+        node.meta["val"] = source.meta["val"]  # type: ignore[union-attr]
+        with backward.inserting_after(node):
+            seen = backward.call_function(torch.ops.aten.expand.default, (node, sizes))
+        node.replace_all_uses_with(seen, delete_user_cb=_is_not(seen))
 
 
 def _is_not(other: fx.Node) -> Callable[[fx.Node], bool]:

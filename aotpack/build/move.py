@@ -31,7 +31,8 @@ def to_cuda(graph: Graph) -> Graph:
 
 
 def _move(node: fx.Node) -> None:
-    if node.kwargs.get("device") == _CPU:
+    # A number mixes with tensors of any device, and constant folding would make it on one that may be absent.
+    if node.kwargs.get("device") == _CPU and node.target is not torch.ops.aten.scalar_tensor.default:
         node.kwargs = {**node.kwargs, "device": _CUDA}
     # What tracing noted of each value names the CPU; Inductor traces again and notes its own.
     node.meta.pop("tensor_meta", None)

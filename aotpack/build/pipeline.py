@@ -21,6 +21,7 @@ import aotpack
 from aotpack import errors
 from aotpack.build.contents import bill_of_materials
 from aotpack.errors import AotpackError, BuildError, InputError, OutputError, UnsupportedError
+from aotpack.own import folders, importable, resolve
 from aotpack.package import Manifest, Program, Variant, blob_key, write_package
 from aotpack.spec import AttentionSpec
 from aotpack.targets import CudaRequirements, Kernel, Requirements, Target, driver_floor
@@ -29,7 +30,11 @@ __all__ = ["CALLING_CONVENTION", "BuildReport", "Stage", "build"]
 
 # Version of the programs' calling convention: the order and meaning of their tensors.
 # 1: block_mask, forward(q, k, v, mask...) -> out, lse and backward(..., grad.out, grad.lse) -> grad.q, k, v.
-CALLING_CONVENTION: Final = 1
+# 2: the tiles of a CPU mask are bits, uint8 [P,128,16] (blocks.packed); they were bool [P,128,128] in 1. CUDA
+#    programs have no tiles: nothing changed for them.
+# A score's tensors are inputs score.NAME, those with a gradient first; backward returns grad.score.NAME.
+# With the bound "rows", programs take float32 chunks of whole blocks, and "rows" (build/programs_scored.py).
+CALLING_CONVENTION: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +78,8 @@ def build(
     """Compiles specs for targets into one package.
 
     Args:
-        specs: by the name under which the trainer asks for them.
+        specs: by the name under which the trainer asks for them. Rules of the user's own are imported here
+            and in the build's worker; the current folder counts.
         targets: device types; ``"cpu"`` is this machine's portable default.
         output: the package file; written at the very end, all or nothing.
         shapes: (batch, query length, key length) for which CUDA variants get programs of their own, beside
@@ -93,6 +99,9 @@ def build(
     chosen = list(dict.fromkeys(chosen))
     path = Path(output)
     _check(specs, chosen, path)
+    with importable(Path.cwd()):
+        specs = {name: resolve(spec) for name, spec in specs.items()}
+        modules = _module_path(specs)
     _check_shapes(specs, chosen, shapes)
     stages: list[Stage] = []
 
@@ -107,7 +116,7 @@ def build(
     tools: dict[str, str] = {}
     for target in chosen:
         with tempfile.TemporaryDirectory(prefix="aotpack-build-") as folder:
-            result = _run_worker(specs, target, shapes, template, Path(folder), note)
+            result = _run_worker(specs, target, shapes, template, modules, Path(folder), note)
             variants += _variants(result["variants"], target, blobs)
             tools |= result["tools"]
     manifest = Manifest(
@@ -120,6 +129,7 @@ def build(
                 "shapes": [list(shape) for shape in shapes],
                 **({"template": True} if template else {}),
             },
+            **_precisions(specs),
             "sbom": bill_of_materials(tools),
         },
     )
@@ -128,6 +138,12 @@ def build(
     return BuildReport(
         path=path, digest=digest, size=path.stat().st_size, seconds=seconds, stages=tuple(stages)
     )
+
+
+def _precisions(specs: Mapping[str, AttentionSpec]) -> dict[str, str]:
+    """The matmul precision of each float32 spec, which a spec leaves out where it is the default."""
+    found = [f"{name} {spec.matmul_precision}" for name, spec in specs.items() if spec.matmul_precision]
+    return {"float32_matmul_precision": ", ".join(found)} if found else {}
 
 
 def _check(specs: Mapping[str, AttentionSpec], targets: Sequence[Target], path: Path) -> None:
@@ -182,6 +198,13 @@ def _unfit(spec: AttentionSpec, batch: int, query: int, key: int) -> str | None:
     return "a tensor of 2**31 elements or more" if largest >= 1 << 31 else None
 
 
+def _module_path(specs: Mapping[str, AttentionSpec]) -> list[str]:
+    """Where rules of the user's own are imported from, and what they import; empty without such rules."""
+    found = [folder for spec in specs.values() for folder in folders(spec)]
+    here = [str(Path(place).resolve()) for place in sys.path]
+    return list(dict.fromkeys([*found, *here])) if found else []
+
+
 def _unwritable(path: Path) -> str | None:
     if path.is_dir():
         return "a folder"
@@ -198,6 +221,7 @@ def _run_worker(
     target: Target,
     shapes: Sequence[tuple[int, int, int]],
     template: bool,
+    modules: Sequence[str],
     folder: Path,
     note: Callable[[Stage], None],
 ) -> dict[str, Any]:
@@ -206,6 +230,7 @@ def _run_worker(
         "target": str(target),
         "shapes": [list(shape) for shape in shapes],
         "template": template,
+        "modules": list(modules),
         "folder": str(folder),
     }
     (folder / "job.json").write_text(json.dumps(job))

@@ -15,14 +15,15 @@ from torch import Tensor
 from aotpack.build.blocks import (
     BLOCK,
     MASK_TENSORS,
-    cells,
     classify,
     lists,
     mask_arguments,
     mask_lengths,
+    packed,
 )
 from aotpack.build.ops import block_sparse_attention
 from aotpack.masks import Lengths, family_of, inside
+from aotpack.scores import family_of as family_of_score
 from aotpack.spec import AttentionSpec, MaskSpec
 
 __all__ = ["TILE_TENSORS", "Program", "attention_program", "block_mask_program"]
@@ -48,7 +49,11 @@ class Program:
 
 
 class _BlockMask(torch.nn.Module):
-    """Counts and indices of partial and full blocks by row and by column, and the partial blocks' cells."""
+    """Counts and indices of partial and full blocks by row and by column, and the partial blocks' cells.
+
+    The cells are bits, see ``blocks.packed``: nothing that the program holds is larger than a grid of blocks
+    or 2 KiB for each partial block.
+    """
 
     def __init__(self, mask: MaskSpec) -> None:
         super().__init__()
@@ -61,7 +66,7 @@ class _BlockMask(torch.nn.Module):
         partial, full = classify(rule, lengths, torch.int64)
         at = torch.nonzero(partial)
         b, q_block, kv_block = (at[:, i] for i in range(3))
-        tiles = rule(b.view(-1, 1, 1), cells(q_block).unsqueeze(-1), cells(kv_block).unsqueeze(-2))
+        tiles = packed(rule, b, q_block, kv_block)
         ids = partial.reshape(-1).to(torch.int32).cumsum(0, dtype=torch.int32) - 1
         return (*lists(partial, full), tiles, ids.view(partial.shape).unsqueeze(1))
 
@@ -92,12 +97,16 @@ class _BlockSparseAttention(torch.nn.Module):
         self.scale = scale
 
     def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
-        result: tuple[Tensor, Tensor] = block_sparse_attention(*args, self.scale)
+        taken = args[: 3 + len(MASK_TENSORS + TILE_TENSORS)]
+        result: tuple[Tensor, Tensor] = block_sparse_attention(*taken, self.scale)
         return result
 
 
 def attention_program(spec: AttentionSpec) -> Program:
-    """Inputs q, k, v and the block mask's tensors; outputs out and log-sum-exp, both differentiable."""
+    """Inputs q, k, v, the block mask's tensors and a score's sinks, which nobody reads (``sinks.py``).
+
+    Outputs out and log-sum-exp, both differentiable.
+    """
     dynamic, size = torch.export.Dim.DYNAMIC, _EXAMPLE
     q_blocks, kv_blocks = size.query // BLOCK, size.key // BLOCK
     dtype = getattr(torch, spec.dtype)
@@ -109,16 +118,22 @@ def attention_program(spec: AttentionSpec) -> Program:
     for rows, columns in ((q_blocks, kv_blocks),) * 2 + ((kv_blocks, q_blocks),) * 2:
         args.append(torch.zeros(size.batch, 1, rows, dtype=torch.int32))
         args.append(torch.zeros(size.batch, 1, rows, columns, dtype=torch.int32))
-    args.append(torch.zeros(7, BLOCK, BLOCK, dtype=torch.bool))
-    args.append(torch.zeros(size.batch, 1, q_blocks, kv_blocks, dtype=torch.int32))
     shapes: list[dict[int, Any]] = [{0: dynamic, 2: dynamic}] * 3
-    shapes += [
-        {0: dynamic, **{i: dynamic for i in range(2, arg.dim()) if arg.shape[i] != BLOCK}} for arg in args[3:]
-    ]
+    shapes += [{0: dynamic, **dict.fromkeys(range(2, arg.dim()), dynamic)} for arg in args[3:]]
+    args.append(torch.zeros(7, BLOCK, BLOCK // 8, dtype=torch.uint8))
+    shapes.append({0: dynamic})
+    args.append(torch.zeros(size.batch, 1, q_blocks, kv_blocks, dtype=torch.int32))
+    shapes.append({0: dynamic, 2: dynamic, 3: dynamic})
+    sinks = () if spec.score is None else family_of_score(spec.score).inputs
+    args += [torch.zeros(spec.heads) for _ in sinks]
+    shapes += [{} for _ in sinks]
     return Program(
         module=_BlockSparseAttention(spec.scale),
         args=tuple(args),
         dynamic_shapes=tuple(shapes),
-        inputs=("q", "k", "v", *(f"mask.{name}" for name in MASK_TENSORS + TILE_TENSORS)),
+        inputs=(
+            *("q", "k", "v", *(f"mask.{name}" for name in MASK_TENSORS + TILE_TENSORS)),
+            *(f"score.{given.name}" for given in sinks),
+        ),
         outputs=("out", "lse"),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -21,13 +21,18 @@ from aotpack.build.blocks import (
 from aotpack.build.programs import Program
 from aotpack.build.specialisations import MAX_BATCH, MAX_LENGTH, Specialisation
 from aotpack.masks import Family, Input, Lengths, family_of, inside
+from aotpack.scores import Family as ScoreFamily
+from aotpack.scores import Rule
+from aotpack.scores import family_of as family_of_score
 from aotpack.spec import AttentionSpec, MaskSpec
 
 __all__ = ["attention_program", "block_mask_program"]
 
 _Axes = tuple[str | int, ...]
+_PRECISION: Final = {"highest": "'ieee'", "high": "'tf32'"}
 # Example sizes of axes that are a rule's own: none may equal another axis's.
 _FREE: Final = 1021
+_SCORE: Final = "score."
 
 
 class _FlexAttention(torch.nn.Module):
@@ -37,10 +42,14 @@ class _FlexAttention(torch.nn.Module):
         self.names = names
         # Short queries would otherwise take the flex-decoding kernel, a second code path.
         self.options: Any = {**options, "FORCE_USE_FLEX_ATTENTION": True}
+        if spec.matmul_precision is not None:
+            # Of the spec, not of the building process: the text is Triton's, quotes included.
+            self.options["FLOAT32_PRECISION"] = _PRECISION[spec.matmul_precision]
 
     def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v = args[:3]
         tensors = dict(zip(self.names, args[3:], strict=True))
+        score = {n.removeprefix(_SCORE): tensors.pop(n) for n in self.names if n.startswith(_SCORE)}
         blocks: Any = {name: tensors.pop(name) for name in MASK_TENSORS}
         lengths = Lengths(batch=blocks["kv_indices"].shape[0], query=q.shape[2], key=k.shape[2])
         rule = family_of(self.spec.mask).rule(self.spec.mask, tensors, lengths)
@@ -54,6 +63,7 @@ class _FlexAttention(torch.nn.Module):
             q,
             k,
             v,
+            score_mod=self._score_mod(score),
             block_mask=mask,
             scale=self.spec.scale,
             enable_gqa=True,
@@ -61,11 +71,36 @@ class _FlexAttention(torch.nn.Module):
             kernel_options=self.options,
         )
 
+    def _score_mod(self, tensors: Mapping[str, Tensor]) -> Rule | None:
+        family = _score_family(self.spec)
+        if family is None or family.rule is None:
+            return None
+        rule, heads = family.rule, self.spec.heads
+        # The gradient of one number would be a kernel of one element, which does not compile (torch 2.14.1),
+        # and all cells would add to it in turn. Each head has a copy instead; expand's backward adds them.
+        scalars = {
+            given.name: tensors[given.name].expand(max(2, heads))
+            for given in family.trained
+            if not given.dims
+        }
+
+        def modify(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            own = {name: tensor[h] for name, tensor in scalars.items()}
+            return rule({**tensors, **own}, heads)(score, b, h, q, kv)
+
+        return modify
+
+
+def _score_family(spec: AttentionSpec) -> ScoreFamily | None:
+    return None if spec.score is None else family_of_score(spec.score)
+
 
 def attention_program(
     spec: AttentionSpec, specialisation: Specialisation, options: Mapping[str, Any]
 ) -> Program:
-    """Inputs q, k, v, the block mask's outputs and the rule's other inputs; outputs out and log-sum-exp.
+    """Inputs q, k, v, the block mask's outputs, the rule's other inputs and the score's tensors.
+
+    Outputs out and log-sum-exp. Sinks are an input that nobody reads (``sinks.py``).
 
     Args:
         spec: what to compile.
@@ -73,6 +108,7 @@ def attention_program(
         options: tile sizes, as ``flex_attention``'s ``kernel_options``.
     """
     family, dtype = family_of(spec.mask), getattr(torch, spec.dtype)
+    score = _score_family(spec)
     passed = [given for given in family.inputs if not given.positions]
     tensors: dict[str, tuple[_Axes, torch.dtype]] = {
         "q": (("B", spec.heads, "Q", spec.head_dim), dtype),
@@ -80,12 +116,24 @@ def attention_program(
         "v": (("B", spec.kv_heads, "K", spec.value_dim), dtype),
         **{f"mask.{name}": (axes, torch.int32) for name, axes in _mask_outputs(family).items()},
         **{f"input.{given.name}": (given.dims, given.dtype) for given in passed},
+        **{
+            f"{_SCORE}{given.name}": (
+                tuple(spec.heads if axis == "H" else axis for axis in given.dims),
+                getattr(torch, given.dtype),
+            )
+            for given in (() if score is None else score.inputs)
+        },
     }
-    sizes, dims = _sizes(spec.mask, specialisation), _dims(spec.mask, specialisation)
+    free = _free_axes(axes for axes, _ in tensors.values())
+    sizes, dims = _sizes(spec.mask, specialisation, free), _dims(specialisation, free)
     shapes = [axes for axes, _ in tensors.values()]
     return Program(
         module=_FlexAttention(
-            spec, tuple(name.partition(".")[2] for name in tensors if "." in name), options
+            spec,
+            tuple(
+                name if name.startswith(_SCORE) else name.partition(".")[2] for name in tensors if "." in name
+            ),
+            options,
         ),
         # Empty, because nobody reads their values and most of them are large.
         args=tuple(
@@ -122,7 +170,8 @@ class _BlockLists(torch.nn.Module):
 
 def block_mask_program(spec: AttentionSpec, specialisation: Specialisation) -> Program:
     """Inputs: the family's tensors, then the length carriers; outputs: block lists and 32-bit positions."""
-    arguments = mask_arguments(spec.mask, _sizes(spec.mask, specialisation))
+    free = _free_axes(given.dims for given in family_of(spec.mask).inputs)
+    arguments = mask_arguments(spec.mask, _sizes(spec.mask, specialisation, free))
     # Not named dimensions: tracing notes whether each tensor is contiguous, and then the lists of a single
     # block would have to be ruled out, although they come out right.
     batch, length = Dim.DYNAMIC(max=MAX_BATCH), Dim.DYNAMIC(max=MAX_LENGTH)
@@ -148,7 +197,7 @@ def _mask_outputs(family: Family) -> dict[str, _Axes]:
     return {**dict(zip(MASK_TENSORS, axes, strict=True)), **positions}
 
 
-def _sizes(mask: MaskSpec, specialisation: Specialisation) -> dict[str, int]:
+def _sizes(mask: MaskSpec, specialisation: Specialisation, axes: Sequence[str]) -> dict[str, int]:
     """Example sizes of the axes. They are a usual step's, which is what reductions are tuned for.
 
     Where any length will do they are odd, lest tracing take a divisor for granted.
@@ -159,19 +208,19 @@ def _sizes(mask: MaskSpec, specialisation: Specialisation) -> dict[str, int]:
         query = -(-query // size) * size
     sizes = {"B": 2, "Q": query, "K": query + context, **specialisation.fixed}
     blocks = {axis + "b": -(-sizes[axis] // BLOCK) for axis in "QK"}
-    free = {axis: _FREE + i for i, axis in enumerate(_free_axes(mask))}
+    free = {axis: _FREE + i for i, axis in enumerate(axes)}
     return {**free, **sizes, **blocks, "N": -(-sizes["Q"] // size), "T": max(1, sizes["K"] - sizes["Q"])}
 
 
-def _free_axes(mask: MaskSpec) -> list[str]:
-    """Axes of the rule's tensors that are neither attention's own nor a drafter's."""
-    axes = (axis for given in family_of(mask).inputs for axis in given.dims if isinstance(axis, str))
-    return [axis for axis in dict.fromkeys(axes) if axis not in "BNTQK"]
+def _free_axes(shapes: Iterable[_Axes]) -> list[str]:
+    """Axes of the rules' tensors that are neither attention's own nor a drafter's."""
+    axes = (axis for shape in shapes for axis in shape if isinstance(axis, str))
+    return [axis for axis in dict.fromkeys(axes) if axis not in ("B", "N", "T", "Q", "K", "Qb", "Kb")]
 
 
-def _dims(mask: MaskSpec, specialisation: Specialisation) -> dict[str, Any]:
+def _dims(specialisation: Specialisation, axes: Sequence[str]) -> dict[str, Any]:
     """The dynamic axes: one symbol for each, since each symbol is an argument of each kernel."""
-    free: dict[str, Any] = {axis: Dim(axis, min=1, max=MAX_LENGTH) for axis in _free_axes(mask)}
+    free: dict[str, Any] = {axis: Dim(axis, min=1, max=MAX_LENGTH) for axis in axes}
     if specialisation.fixed:
         return free
     dims: dict[str, Any] = {axis: Dim(axis, min=1, max=MAX_LENGTH) for axis in "NT"}

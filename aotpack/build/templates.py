@@ -13,9 +13,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import torch
+
 from aotpack.errors import HostError
 
-__all__ = ["edited", "unchecked_full_blocks"]
+__all__ = ["edited", "sizes_in_score_graphs", "unchecked_full_blocks"]
 
 _CHECK: Final = r"\bIS_DIVISIBLE\b(?! acts)"  # all but one that is in a comment
 _UNLESS_FULL: Final = "(IS_DIVISIBLE or IS_FULL_BLOCKS)"
@@ -53,6 +55,28 @@ def unchecked_full_blocks() -> Iterator[None]:
     finally:
         for name, template in templates.items():
             template.template = found[name]
+
+
+@contextlib.contextmanager
+def sizes_in_score_graphs() -> Iterator[None]:
+    """Inside, a score's gradient may have dynamic axes.
+
+    Torch takes a size inside a score's graph for one of the results of attention itself, and fails.
+    """
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import V
+
+    target = torch.ops.aten.sym_size.int
+    found = lowerings[target]
+
+    def size(tensor: Any, axis: int) -> Any:
+        return found(tensor, axis) if V.graph.current_node.target is target else tensor.get_size()[axis]
+
+    lowerings[target] = size
+    try:
+        yield
+    finally:
+        lowerings[target] = found
 
 
 def edited(name: str, source: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,16 @@ from aotpack.build.export import Graph, differentiate, export
 from aotpack.build.facts import cubin_facts, library_facts
 from aotpack.build.launch import check_written
 from aotpack.build.programs_cuda import attention_program, block_mask_program
+from aotpack.build.sinks import with_sinks
 from aotpack.build.specialisations import ATTENTION, BLOCK_MASK, Specialisation
 from aotpack.build.tiles import Tiles
 from aotpack.build.toolchain import HOST_FLAGS
+from aotpack.errors import UnsupportedError
+from aotpack.scores import family_of
 from aotpack.spec import AttentionSpec
 from aotpack.targets import Target
 
-__all__ = ["cuda_programs"]
+__all__ = ["attention_graphs", "cuda_programs"]
 
 _Stage = Callable[[str, str], AbstractContextManager[None]]
 
@@ -47,6 +50,9 @@ def cuda_programs(
         stage: reports a stage, named by its program, and the spec's name.
         more: specialisations of attention beside the usual ones, and before them.
         template: compile torch's flex attention also where there are kernels of our own.
+
+    Raises:
+        UnsupportedError: a kernel needs more shared memory than the device type has, with any tiles.
     """
     check_torch()
     compiler = _Compiler(target, folder)
@@ -82,26 +88,41 @@ def _attention(
     tiles = Tiles.preferred(spec, compiler.capability, whole=kind.whole)
     while True:
         with stage(f"export {kind.name}", name):
-            graphs = differentiate(attention_program(spec, kind, tiles.options))
+            graphs = attention_graphs(spec, kind, tiles.options)
         made = []
         for program, graph in zip(("forward", "backward"), graphs, strict=True):
             try:
                 with stage(f"{program} {kind.name}", name):
                     made.append(compiler.program(program, kind, graph))
-            except SharedMemoryError:
+            except SharedMemoryError as error:
                 smaller = tiles.smaller(program)
                 if smaller is None:
-                    raise
+                    raise UnsupportedError(
+                        f"{name!r} does not fit {compiler.target}: {error.problem}",
+                        expected=error.expected,
+                        found=f"{error.found} with the smallest tiles",
+                        remedy="leave this device type out for this spec, or take smaller heads",
+                    ) from error
                 tiles = smaller
                 break
         else:
             return made
 
 
+def attention_graphs(
+    spec: AttentionSpec, kind: Specialisation, options: Mapping[str, int]
+) -> tuple[Graph, Graph]:
+    """Forward and backward of a spec's attention in one specialisation, on the CPU."""
+    score = None if spec.score is None else family_of(spec.score)
+    trained = () if score is None else (g.name for g in score.trained if g.name != score.sinks)
+    wanted = ("q", "k", "v", *(f"score.{name}" for name in trained))
+    return with_sinks(spec, *differentiate(attention_program(spec, kind, options), wanted))
+
+
 class _Compiler:
     def __init__(self, target: Target, folder: Path) -> None:
         assert target.capability is not None
-        self.capability = target.capability
+        self.target, self.capability = target, target.capability
         self._device, self._folder = DEVICES[target.capability], folder
         self._flags = HOST_FLAGS["aarch64" if platform.machine() == "aarch64" else "x86_64-v3"]
 

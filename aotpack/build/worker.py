@@ -1,7 +1,8 @@
 """The build's own process: ``python -m aotpack.build.worker JOB``.
 
-JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each), ``template`` and
-``folder``, as ``aotpack.build.build`` has them.
+JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each), ``template`` (torch's
+also where there are kernels of ours), ``modules`` (where rules of the user's own are imported from) and
+``folder``.
 Progress goes to stdout, one JSON object a line; the results are files in the folder and ``result.json``,
 which names them.
 """
@@ -21,13 +22,17 @@ import torch
 
 from aotpack.build.compile import compile_cpu
 from aotpack.build.contents import toolchain
-from aotpack.build.export import Graph, differentiate, export
+from aotpack.build.export import Graph, export
 from aotpack.build.facts import library_facts
-from aotpack.build.programs import attention_program, block_mask_program
+from aotpack.build.graphs_cpu import attention_graphs, is_chunked
+from aotpack.build.programs import block_mask_program
+from aotpack.build.programs_scored import BOUNDS
 from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, hide_paths
-from aotpack.build.vectors import TOLERANCE, golden_vectors
-from aotpack.errors import AotpackError, HostError
+from aotpack.build.vectors import golden_vectors, tolerances
+from aotpack.errors import AotpackError, HostError, SpecError
 from aotpack.masks import family_of
+from aotpack.own import resolve
+from aotpack.scores import check_score
 from aotpack.spec import AttentionSpec, MaskSpec
 from aotpack.targets import Target
 
@@ -44,15 +49,20 @@ def main(job_file: str) -> int:
     specs = {name: AttentionSpec.from_dict(spec) for name, spec in job["specs"].items()}
     try:
         _check_torch()
+        sys.path[:0] = job["modules"]
         for spec in specs.values():
-            family_of(spec.mask)
+            family_of(resolve(spec).mask)
+            check_score(spec)
+            _try_rules(spec)
         target = Target.parse(job["target"])
         if target.device == "cuda":
             result = _build_cuda(specs, target, job["shapes"], folder, template=job["template"])
         else:
             result = _build_cpu(specs, target, folder)
     except AotpackError as error:
-        _say(error=type(error).__name__, problem=error.problem, **error.diagnostics())
+        # The nearest class that the parent knows: the builder has subclasses of its own.
+        known = next(each for each in type(error).__mro__ if each.__module__ == AotpackError.__module__)
+        _say(error=known.__name__, problem=error.problem, **error.diagnostics())
         return 3
     (folder / "result.json").write_text(json.dumps({"variants": result, "tools": toolchain([target])}))
     return 0
@@ -66,6 +76,23 @@ def _check_torch() -> None:
             found=f"torch {torch.__version__}",
             remedy="build in an environment with one of those; what it builds runs under torch 2.11 to 2.14",
         )
+
+
+def _try_rules(spec: AttentionSpec) -> None:
+    """Evaluates rules of the user's own once, before anything is compiled."""
+    own = [rule.family for rule in spec.mask.leaves() if rule.own]
+    try:
+        if own:
+            golden_vectors(spec)
+    except AotpackError:
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"the rule '{own[0]}' fails",
+            expected="a rule that can be evaluated",
+            found=f"{type(error).__name__}: {error}",
+            remedy="call it with small tensors",
+        ) from error
 
 
 def _distinct(specs: dict[str, AttentionSpec]) -> dict[str, tuple[str, AttentionSpec]]:
@@ -110,27 +137,30 @@ def _variant(name: str, spec: AttentionSpec, programs: list[dict[str, Any]], fol
     with _stage("vectors", name):
         vectors = folder / f"{spec.digest}.safetensors"
         vectors.write_bytes(golden_vectors(spec))
-    names = ("out", "lse", "grad.q", "grad.k", "grad.v")
-    tolerance = dict.fromkeys(names, TOLERANCE[spec.dtype])
-    return {"programs": programs, "vectors": str(vectors), "tolerance": tolerance}
+    return {"programs": programs, "vectors": str(vectors), "tolerance": tolerances(spec)}
 
 
 def _cpu_programs(name: str, spec: AttentionSpec, flags: HostFlags, made: _Made) -> list[dict[str, Any]]:
     # Tiles carry the mask into the CPU kernels: specs that differ in the mask alone share their attention,
     # and specs of one mask share its block-mask program.
-    attention, mask = replace(spec, mask=MaskSpec(family="full")).digest, repr(spec.mask)
+    # CPU gradients are bit-equal from run to run wherever a spec may ask for it.
+    attention = replace(spec, mask=MaskSpec(family="full"), deterministic=False).digest
+    mask = repr(spec.mask)
     if attention not in made:
-        forward, backward = differentiate(attention_program(spec))
-        graphs = {"forward": forward, "backward": backward}
-        made[attention] = [_program(n, graph, flags, name) for n, graph in graphs.items()]
+        chunked = is_chunked(spec)
+        graphs = dict(zip(("forward", "backward"), attention_graphs(spec), strict=True))
+        made[attention] = [
+            _program(n, graph, flags, name, kernels=not chunked) | ({"bounds": BOUNDS} if chunked else {})
+            for n, graph in graphs.items()
+        ]
     if mask not in made:
-        made[mask] = [_program("block_mask", export(block_mask_program(spec)), flags, name)]
+        made[mask] = [_program("block_mask", export(block_mask_program(spec)), flags, name, fused=True)]
     return made[mask] + made[attention]
 
 
-def _program(program: str, graph: Graph, flags: HostFlags, spec: str) -> dict[str, Any]:
+def _program(program: str, graph: Graph, flags: HostFlags, spec: str, **how: bool) -> dict[str, Any]:
     with _stage(program, spec):
-        library = compile_cpu(graph, flags, kernels=program != "block_mask")
+        library = compile_cpu(graph, flags, **how)
         return library_facts(program, graph, library, flags)
 
 

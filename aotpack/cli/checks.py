@@ -24,7 +24,7 @@ from aotpack.targets import HostFacts, Target
 __all__ = ["BUILDERS", "Check", "examine", "facts"]
 
 _BINUTILS: Final = ("ar", "nm", "objdump", "readelf", "strip")
-_PACKAGES: Final = ("transformers", "safetensors", "zstandard", "filelock")
+_PACKAGES: Final = ("transformers", "safetensors", "zstandard")
 # As in aotpack.build.worker, whose import takes seconds and leaves Inductor's folder in the temp folder.
 BUILDERS: Final = ("2.13", "2.14")
 _FREE: Final = 1 << 26

@@ -15,7 +15,6 @@ from torch import Tensor
 
 import aotpack
 from aotpack.build import BuildReport, Stage, build
-from aotpack.demo.traces import TraceCounter
 from aotpack.demo.train import STEPS, TrainResult, train
 from aotpack.dense import dense_attention
 from aotpack.drafter import specs_from_config
@@ -54,15 +53,18 @@ def run_demo(
     Returns:
         The object that ``aotpack demo --json`` prints. Errors are ||x - exact|| / ||exact||, the largest
         of a few steps of different lengths; ``traces`` is counted over the whole process.
+
+    Raises:
+        TracingError: a thread of this process traced or compiled something.
     """
-    with TraceCounter() as traces, _destination(output) as path:
+    with aotpack.no_tracing() as watch, _destination(output) as path:
         report = build(specs_from_config(CONFIG), ["cpu"], path, progress=progress)
         start = time.perf_counter()
         attend = aotpack.load(path).attention("full")
         load_ms = 1e3 * (time.perf_counter() - start)
         errors = max_rel_error(attend)
         result = train(path, threads, steps, on_step=on_step)
-        return _object(report, load_ms, errors, result, traces.count)
+        return _object(report, load_ms, errors, result, watch.count)
 
 
 def _object(

@@ -8,10 +8,13 @@ A spec file either completes a config::
     config = "config.json"          # a file or a folder, relative to this file
 
     [mask]                          # optional; wins over the config
-    family = "dflash"               # dflash, dflash-speculators, causal or full
-    block_size = 16
+    family = "dflash"               # any of aotpack.masks, or "my_package.masks:rule"
+    block_size = 16                 # of the families that draft
     window = 2048                   # of the sliding layers
     causal = true                   # dflash-speculators with a window only
+
+    [score]                         # optional; how scores are changed before the softmax
+    family = "my_package.scores:bias"
 
     [attention]                     # optional; wins over the config
     dtype = "float32"               # also: heads, kv_heads, head_dim, value_dim, scale
@@ -27,6 +30,10 @@ or says everything, one table for each spec::
     [specs.full.mask]
     family = "dflash"
     block_size = 16
+
+A mask or score that needs nothing but its name may be given as that: ``mask = "my_package.masks:rule"``.
+Rules of your own (``aotpack.own``) are looked for in the spec file's folder, in the current one, and where
+Python looks.
 """
 
 from __future__ import annotations
@@ -55,10 +62,11 @@ def specs_from_config(
     dtype: str | None = None,
     scale: float | None = None,
 ) -> dict[str, AttentionSpec]:
-    """The specs of a drafter, by the name of the layer mask: ``"full"``, ``"sliding"``.
+    """The specs of a drafter, by the name of the layer mask: ``full``, ``sliding``, ``eagle3`` or ``peagle``.
 
-    A family without layers of its own (``causal``, ``full``) gives one spec with the family's name, and a
-    spec file with ``[specs.NAME]`` tables gives those names.
+    EAGLE-3 drafters get SpecForge's and TorchSpec's rule, or speculators' where the config is of its format.
+    Any other family, and a rule of your own, gives one spec with its name; a spec file with ``[specs.NAME]``
+    tables gives those names.
 
     Args:
         source: path of a config.json, of a folder with one, or of a TOML spec file; the content of a

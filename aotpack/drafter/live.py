@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aotpack.drafter.config import DrafterConfig
+from aotpack.drafter.masks import FAMILY_PARAMETERS, read_block_size
 from aotpack.drafter.overrides import Overrides
-from aotpack.drafter.reading import read_block_size
 from aotpack.errors import SpecError
 from aotpack.spec import AttentionSpec
 
@@ -51,7 +51,8 @@ def module_overrides(module: Any, config: DrafterConfig, given: Overrides) -> Ov
         )
         raise _drift(config, last, "dtype", f"{dtypes[first]} as in {first}", dtypes[last])
     known = Overrides.of(block_size=live, dtype=next(iter(dtypes.values()), None))
-    if given.mask.get("family") in ("causal", "full"):
+    family = given.mask.get("family")
+    if family is not None and "block_size" not in FAMILY_PARAMETERS.get(family, ()):
         known = Overrides(attention=known.attention)
     return known.under(given)
 
@@ -80,8 +81,8 @@ def attention_layers(module: Any) -> Iterator[tuple[str, Any]]:
 def _spec_of(layer: Any, config: DrafterConfig, specs: Mapping[str, AttentionSpec]) -> AttentionSpec:
     types, index = config.of_layers("layer_types"), getattr(layer, "layer_idx", None)
     sliding = isinstance(index, int) and types and index < len(types) and types[index] == "sliding_attention"
-    name = "sliding" if sliding else "full"
-    return specs.get(name) or next(iter(specs.values()))
+    named = (spec for name, spec in specs.items() if (name == "sliding") == bool(sliding))
+    return next(named, None) or next(iter(specs.values()))
 
 
 def _facts(layer: Any, spec: AttentionSpec) -> Iterator[tuple[str, Any, Any]]:

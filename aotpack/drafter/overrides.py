@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from aotpack.errors import SpecError
-from aotpack.spec import AttentionSpec, MaskSpec
+from aotpack.spec import AttentionSpec, MaskSpec, ScoreSpec
 
-__all__ = ["ATTENTION_FIELDS", "MASK_FIELDS", "Overrides"]
+__all__ = ["ATTENTION_FIELDS", "MASK_FIELDS", "SCORE_FIELDS", "Overrides", "named"]
 
 MASK_FIELDS: Final = tuple(f.name for f in fields(MaskSpec))
-ATTENTION_FIELDS: Final = tuple(f.name for f in fields(AttentionSpec) if f.name != "mask")
+SCORE_FIELDS: Final = tuple(f.name for f in fields(ScoreSpec))
+ATTENTION_FIELDS: Final = tuple(f.name for f in fields(AttentionSpec) if f.name not in ("mask", "score"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +22,7 @@ class Overrides:
 
     Attributes:
         mask: fields of ``MaskSpec``.
-        attention: fields of ``AttentionSpec`` but ``mask``.
+        attention: fields of ``AttentionSpec`` but ``mask``; ``score`` is a ``ScoreSpec``.
     """
 
     mask: Mapping[str, Any] = field(default_factory=dict)
@@ -38,9 +39,16 @@ class Overrides:
 
     @classmethod
     def from_tables(cls, origin: str, tables: Mapping[str, Any]) -> Overrides:
-        """The ``mask`` and ``attention`` tables of a spec file; an unknown key is a ``SpecError``."""
-        mask = _table(origin, "mask", tables.get("mask", {}), MASK_FIELDS)
+        """The tables of a spec file; ``mask`` and ``score`` may be a name alone.
+
+        Raises:
+            SpecError: a key is unknown, or a value of the score is wrong.
+        """
+        mask = _table(origin, "mask", named(tables.get("mask", {})), MASK_FIELDS)
         attention = _table(origin, "attention", tables.get("attention", {}), ATTENTION_FIELDS)
+        if "score" in tables:
+            score = _table(origin, "score", named(tables["score"]), SCORE_FIELDS)
+            attention = {**attention, "score": ScoreSpec.from_dict(score)}
         return cls(mask=mask, attention=attention)
 
     def under(self, stronger: Overrides) -> Overrides:
@@ -48,6 +56,11 @@ class Overrides:
         return Overrides(
             mask={**self.mask, **stronger.mask}, attention={**self.attention, **stronger.attention}
         )
+
+
+def named(rule: Any) -> Any:
+    """The table of a rule that is given by its name alone; anything else as it is."""
+    return {"family": rule} if isinstance(rule, str) else rule
 
 
 def _table(origin: str, name: str, table: Any, known: tuple[str, ...]) -> Mapping[str, Any]:

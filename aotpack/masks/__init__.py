@@ -21,6 +21,7 @@ from aotpack.masks import dflash, eagle, sequence
 from aotpack.masks.family import Family, Input, Lengths, Rule, Size
 from aotpack.masks.joined import OPERATORS, joined
 from aotpack.masks.own import own_family
+from aotpack.masks.recorded import recorded_family
 from aotpack.spec import MaskSpec
 
 __all__ = ["FAMILIES", "Family", "Input", "Lengths", "Rule", "Size", "dense", "family_of", "inside"]
@@ -38,6 +39,8 @@ def family_of(mask: MaskSpec) -> Family:
     """
     if mask.family in OPERATORS:
         return joined(mask, family_of)
+    if mask.family == "recorded":
+        return recorded_family(mask)
     family = own_family(mask) if mask.own else FAMILIES.get(mask.family)
     if family is None:
         raise SpecError(
@@ -54,9 +57,10 @@ def inside(rule: Rule, lengths: Lengths) -> Rule:
     """A rule for any cell, those outside the axes hidden: the last blocks of an axis may stand out."""
 
     def bounded(b: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        # Not clamp: Inductor makes C++ that does not compile of a tensor indexed by it (torch 2.14.1).
         in_query, in_key = q < lengths.query, kv < lengths.key
-        visible = rule(b, torch.where(in_query, q, 0), torch.where(in_key, kv, 0))
+        # A product, because of a tensor indexed by a clamp Inductor makes C++ that does not compile, and of a
+        # where with a number it runs a constant on the device that a build does not have (torch 2.14.1).
+        visible = rule(b, q * in_query, kv * in_key)
         return visible & (b >= 0) & in_query & in_key
 
     return bounded

@@ -8,14 +8,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from aotpack.errors import InputError, IntegrityError
 from aotpack.files import replace_file
-from aotpack.package.frames import blob_key, choose_dictionaries, compress, decompress
+from aotpack.package.frames import as_dictionary, blob_key, choose_dictionaries, compress, decompress
 from aotpack.package.front import Front, pack_front, read_front
 from aotpack.package.manifest import FORMAT_VERSION, MAX_BLOB, Blob, Manifest
 from aotpack.package.source import FileSource, Source, read_exactly
+
+if TYPE_CHECKING:
+    from zstandard import ZstdCompressionDict
 
 __all__ = ["Package", "write_package"]
 
@@ -37,7 +40,7 @@ class Package:
     def __init__(self, source: Source, front: Front | None = None) -> None:
         self._source = source
         self._front = read_front(source) if front is None else front
-        self._dictionary: tuple[str, bytes] = ("", b"")
+        self._dictionary: tuple[str, ZstdCompressionDict | None] = ("", None)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -145,13 +148,13 @@ class Package:
         self._check(f"frame of blob {key}", blob.frame_sha256, frame)
         return frame
 
-    def _read_dictionary(self, key: str) -> bytes:
+    def _read_dictionary(self, key: str) -> ZstdCompressionDict | None:
         # The last one is kept: a variant's libraries share one. One assignment, so threads need no lock.
-        known, raw = self._dictionary
+        known, dictionary = self._dictionary
         if known != key:
-            raw = self.read_blob(key)
-            self._dictionary = (key, raw)
-        return raw
+            dictionary = as_dictionary(self.read_blob(key))
+            self._dictionary = (key, dictionary)
+        return dictionary
 
     def _check(self, part: str, expected: str, data: bytes) -> None:
         if (found := hashlib.sha256(data).hexdigest()) != expected:

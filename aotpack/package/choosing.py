@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from aotpack.errors import HostError
@@ -10,7 +11,9 @@ from aotpack.targets import HostFacts, choose
 
 __all__ = ["CALLING_CONVENTIONS", "choose_variants", "needed_names"]
 
-CALLING_CONVENTIONS: Final = (1,)
+# By device type; build/pipeline.py says what each version changed. What the runtime makes of a torch
+# BlockMask has the tiles of version 2, so CPU programs of version 1 are refused.
+CALLING_CONVENTIONS: Final[Mapping[str, tuple[int, ...]]] = {"cpu": (2,), "cuda": (1, 2)}
 
 
 def choose_variants(manifest: Manifest, host: HostFacts, device: str) -> dict[str, Variant]:
@@ -19,10 +22,13 @@ def choose_variants(manifest: Manifest, host: HostFacts, device: str) -> dict[st
     Raises:
         NoVariantError, HostError: some spec has none that runs there.
     """
-    if manifest.calling_convention not in CALLING_CONVENTIONS:
+    device_type = device.partition(":")[0]
+    # Of a device type that there is not, choose() says so.
+    known = CALLING_CONVENTIONS.get(device_type, (manifest.calling_convention,))
+    if manifest.calling_convention not in known:
         raise HostError(
-            "the package uses a calling convention that this aotpack does not know",
-            expected=" or ".join(map(str, CALLING_CONVENTIONS)),
+            f"the package uses a calling convention that this aotpack does not know on {device_type}",
+            expected=" or ".join(map(str, known)),
             found=manifest.calling_convention,
             remedy="install a newer aotpack, or build the package again with this one",
         )

@@ -11,7 +11,7 @@ from aotpack.package.manifest import Variant
 if TYPE_CHECKING:
     import zstandard
 
-__all__ = ["LEVEL", "blob_key", "choose_dictionaries", "compress", "decompress"]
+__all__ = ["LEVEL", "as_dictionary", "blob_key", "choose_dictionaries", "compress", "decompress"]
 
 LEVEL = 19
 
@@ -21,27 +21,41 @@ def blob_key(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
+def as_dictionary(raw: bytes | None) -> zstandard.ZstdCompressionDict | None:
+    """A blob as the raw-content dictionary of other frames; threads may share it. None of no bytes."""
+    if not raw:
+        return None
+    # Imported here: a load of what is unpacked already decompresses nothing.
+    import zstandard
+
+    return zstandard.ZstdCompressionDict(raw, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
 def compress(raw: bytes, dictionary: bytes | None = None) -> bytes:
     """One zstd frame that states its content size; the same bytes for the same input and libzstd."""
     import zstandard
 
-    return zstandard.ZstdCompressor(level=LEVEL, dict_data=_dictionary(dictionary)).compress(raw)
+    return zstandard.ZstdCompressor(level=LEVEL, dict_data=as_dictionary(dictionary)).compress(raw)
 
 
-def decompress(frame: bytes, raw_size: int, dictionary: bytes | None = None) -> bytes:
+def decompress(frame: bytes, raw_size: int, dictionary: zstandard.ZstdCompressionDict | None = None) -> bytes:
     """The raw bytes of one frame; never allocates more than ``raw_size`` bytes for them.
+
+    Args:
+        frame: the compressed bytes.
+        raw_size: how many bytes they must give.
+        dictionary: ``as_dictionary`` of a raw blob. To make it takes longer than to decompress a frame.
 
     Raises:
         ValueError: anything but one whole frame of exactly that many bytes.
     """
-    # Imported here: a load of what is unpacked already decompresses nothing.
     import zstandard
 
     try:
         # Checked first: zstandard allocates what the frame's header claims.
         if zstandard.frame_content_size(frame) != raw_size:
             raise ValueError("the frame states another size")
-        decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary(dictionary))
+        decompressor = zstandard.ZstdDecompressor(dict_data=dictionary)
         raw = decompressor.decompress(frame, max_output_size=raw_size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
@@ -78,11 +92,3 @@ def _kinds(variant: Variant) -> Iterator[tuple[str, str]]:
     for program in variant.programs:
         yield "library", program.library
         yield from (("kernel", key) for _, key in program.kernels)
-
-
-def _dictionary(raw: bytes | None) -> zstandard.ZstdCompressionDict | None:
-    if not raw:
-        return None
-    import zstandard
-
-    return zstandard.ZstdCompressionDict(raw, dict_type=zstandard.DICT_TYPE_RAWCONTENT)

@@ -68,8 +68,9 @@ class Program:
         specialisation: the shape class it was compiled for; of those that fit a call, the first is taken.
         bounds: of the shape class: ``max_batch``, ``max_length`` (of the query and of the key axis) and
             ``max_elements`` (of any tensor); ``divisor`` of both lengths; ``batch``, ``query`` and ``key``
-            where only one size will do. What is left out is not bounded; a reader takes no program that has
-            a bound it does not know.
+            where only one size will do; ``rows``, what the query rows of a call are a multiple of, for
+            programs that are called for one chunk of rows after another. What is left out is not bounded; a
+            reader takes no program that has a bound it does not know.
         library: blob key of the shared library.
         kernels: file names and blob keys of the cubins that the library loads.
         inputs: names of the input tensors, in order.

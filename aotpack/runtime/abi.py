@@ -47,6 +47,9 @@ class Library:
         inputs: how many tensors a call takes.
         outputs: how many it returns.
 
+    Attributes:
+        path: of the shared library.
+
     Raises:
         HostError: the dynamic linker or the library's own set-up refused.
     """
@@ -54,6 +57,7 @@ class Library:
     def __init__(
         self, path: Path, device: str, *, kernels: Path | None = None, inputs: int, outputs: int
     ) -> None:
+        self.path = path
         try:
             self._lib = ctypes.CDLL(str(path))
         except OSError as error:
@@ -113,12 +117,13 @@ class Library:
     def _check(self, code: int, action: str) -> None:
         if code == 0:
             return
-        message = None
+        message = ctypes.c_char_p()
+        # Libraries built by torch 2.14 have it; it writes to its argument and returns a code.
         if hasattr(self._lib, "AOTInductorGetLastError"):
-            self._lib.AOTInductorGetLastError.restype = ctypes.c_char_p
-            message = (self._lib.AOTInductorGetLastError() or b"").decode(errors="replace") or None
+            self._lib.AOTInductorGetLastError(ctypes.byref(message))
         raise AotpackError(
             f"a compiled program failed to {action}",
-            found=message or f"error code {code}; the reason is on stderr",
+            found=(message.value or b"").decode(errors="replace")
+            or f"error code {code}; the reason is on stderr",
             remedy="report it with the output of 'aotpack doctor --json'",
         )

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from aotpack.errors import InputError
 from aotpack.masks import Family, Input, Lengths
-from aotpack.spec import MaskSpec
+from aotpack.scores import Family as ScoreFamily
+from aotpack.spec import AttentionSpec, MaskSpec
 
-__all__ = ["check_positions", "read_arguments", "read_tensor"]
+__all__ = ["check_positions", "read_arguments", "read_score", "read_tensor"]
 
 # The argument that says how long an axis is.
 _GIVEN: Final = {"T": "context_len", "Q": "query_len", "K": "context_len"}
@@ -50,6 +51,42 @@ def read_arguments(
     lengths = family.lengths(mask, sizes)
     _check_lengths(family, lengths, sizes, given)
     return read, lengths
+
+
+def read_score(
+    family: ScoreFamily | None,
+    spec: AttentionSpec,
+    device: torch.device,
+    tensors: Mapping[str, Tensor],
+    lengths: Lengths,
+    drafts: bool,
+) -> list[Tensor]:
+    """The score's tensors in the family's order, contiguous.
+
+    Args:
+        family: of the score; None where the spec has none.
+        spec: of the attention.
+        device: where the tensors must be.
+        tensors: by name.
+        lengths: of the call; ``batch`` is q's.
+        drafts: whether the query axis is made of blocks that anchors draft.
+
+    Raises:
+        InputError: a tensor is missing, unknown, or does not fit the spec or the call.
+    """
+    inputs = () if family is None else family.inputs
+    needed = {given.name for given in inputs}
+    if needed != tensors.keys():
+        raise InputError(
+            "attention was called with the wrong tensors for its score",
+            expected=", ".join(sorted(needed)) or "none",
+            found=", ".join(sorted(tensors)) or "none",
+            remedy="pass each by its name, beside q, k, v and the mask",
+        )
+    sizes: dict[str | int, int] = {"B": lengths.batch, "H": spec.heads, "Q": lengths.query, "K": lengths.key}
+    if drafts:
+        sizes |= {"N": lengths.query // spec.mask.draft_size, "T": lengths.key - lengths.query}
+    return [read_tensor(Input.declared(given), tensors[given.name], device, sizes) for given in inputs]
 
 
 def check_positions(family: Family, tensors: Mapping[str, Tensor], lengths: Lengths) -> None:

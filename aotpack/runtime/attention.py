@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, overload
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, overload
 
 import torch
 from torch import Tensor
 
 from aotpack.dense import dense_attention
+from aotpack.errors import HostError, UnsupportedError
 from aotpack.masks import Lengths, dense, family_of
-from aotpack.runtime.arguments import check_positions, read_arguments
+from aotpack.runtime.arguments import check_positions, read_arguments, read_score
 from aotpack.runtime.checks import check_mask, check_qkv
 from aotpack.runtime.mask import BlockMask
 from aotpack.runtime.operator import attention, enroll
+from aotpack.runtime.origin import reload_attention
 from aotpack.runtime.programs import CompiledPrograms
+from aotpack.runtime.reblock import dense_cells
+from aotpack.runtime.scored_operator import enroll_scored, scored_attention
+from aotpack.runtime.stats import AttentionStats, Tally
 from aotpack.runtime.torch_mask import adopt, is_torch_block_mask
+from aotpack.scores import family_of as family_of_score
 from aotpack.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from aotpack.runtime.origin import Origin
 
 __all__ = ["Attention"]
 
@@ -25,7 +35,9 @@ _DTYPES: Final = {name: getattr(torch, name) for name in ("float32", "bfloat16",
 class Attention:
     """The attention of one spec on one device; ``Pack.attention`` makes it.
 
-    Thread-safe, and one for all layers and threads of a device.
+    Thread-safe, and one for all layers and threads of a device. A module that holds one may be copied, and
+    shares it with the copy. A pickle of it names the package by its digest: to read it is to load that
+    package again, from where it was or from the store, on the device of that name.
 
     Attributes:
         name: of the spec in its package.
@@ -35,7 +47,12 @@ class Attention:
     """
 
     def __init__(
-        self, name: str, spec: AttentionSpec, device: torch.device, programs: CompiledPrograms | None
+        self,
+        name: str,
+        spec: AttentionSpec,
+        device: torch.device,
+        programs: CompiledPrograms | None,
+        origin: Origin | None = None,
     ) -> None:
         self.name = name
         self.spec = spec
@@ -44,11 +61,47 @@ class Attention:
         self._family = family_of(spec.mask)
         self._dtype = _DTYPES[spec.dtype]
         self._programs = programs
-        self._key = enroll(programs) if programs is not None else 0
+        self._score = None if spec.score is None else family_of_score(spec.score)
+        self._key = self._enrolled()
+        self._origin = origin
+        self._masks, self._eagers = Tally(), Tally()
 
     def __repr__(self) -> str:
         how = "compiled" if self.compiled else "eager"
         return f"<aotpack attention {self.name!r} on {self.device}, {how}: {self.spec.to_json()}>"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Attention], tuple[Any, ...]]:
+        if self._origin is None:
+            raise UnsupportedError(
+                "this attention cannot be pickled",
+                expected="one of a pack that aotpack.load returned",
+                found="one that was made in another way",
+            )
+        return reload_attention, (self._origin.state(), self.name, self.spec.to_dict())
+
+    def stats(self) -> AttentionStats:
+        """Its calls up to now; ``Pack.stats`` has those of all attentions."""
+        programs = self._programs
+        if programs is None:
+            return AttentionStats(
+                spec=self.spec.digest,
+                folder=None,
+                block_masks=self._masks.value,
+                forward={"eager": self._eagers.value},
+            )
+        return AttentionStats(
+            spec=self.spec.digest,
+            folder=str(programs.folder),
+            block_masks=programs.block_masks.value,
+            forward={kind.name: kind.forwards.value for kind in programs.kinds},
+            backward={kind.name: kind.backwards.value for kind in programs.kinds},
+        )
 
     def block_mask(
         self,
@@ -92,6 +145,7 @@ class Attention:
         if check if check is not None else self.device.type == "cpu":
             check_positions(self._family, read, lengths)
         if self._programs is None:
+            self._masks.add()
             visible = dense(self.spec.mask, read, lengths)
             return BlockMask(spec=self.spec.mask, lengths=lengths, tensors=(), dense=visible.to(self.device))
         found = self._programs.block_mask([*read.values(), *self._carriers(lengths)], lengths)
@@ -99,23 +153,26 @@ class Attention:
 
     @overload
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: Literal[False] = ...
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: Literal[False] = ..., **tensors: Tensor
     ) -> Tensor: ...
     @overload
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: Literal[True]
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: Literal[True], **tensors: Tensor
     ) -> tuple[Tensor, Tensor]: ...
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: bool = False
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Any, return_lse: bool = False, **tensors: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention over the mask's visible cells; differentiable in q, k and v.
+        """Attention over the mask's visible cells; differentiable in q, k, v and a score's trained tensors.
 
         Args:
             q: [B,heads,Q,head_dim], of the spec's dtype; under autocast to that dtype, of any.
             k: [B,kv_heads,KV,head_dim].
             v: [B,kv_heads,KV,value_dim].
-            mask: from ``block_mask``, or a torch ``BlockMask`` of 128x128 blocks.
-            return_lse: also return the natural log-sum-exp of the scaled scores.
+            mask: from ``block_mask``, or on the CPU a torch ``BlockMask`` of any block size.
+            return_lse: also return the natural log-sum-exp of the scaled and modified scores, sinks included.
+            tensors: what the spec's score reads, by name, in its own dtype: ``table`` float32
+                [heads,2R+1] (``relative-bias``), ``bias`` float32 [heads,Q,KV] (``bias``), ``sinks`` float32
+                [heads] (``sinks``), or what a rule of your own declares.
 
         Returns:
             out [B,heads,Q,value_dim] in the spec's dtype and, if asked, lse [B,heads,Q] float32. An empty
@@ -130,9 +187,11 @@ class Attention:
         ):
             q, k, v = q.to(self._dtype), k.to(self._dtype), v.to(self._dtype)
         check_qkv(self.spec, self.device, q, k, v)
-        block_mask = adopt(mask, self.device) if is_torch_block_mask(mask) else mask
+        block_mask = adopt(mask, q, k) if is_torch_block_mask(mask) else mask
         check_mask(self.spec, self.device, q, k, block_mask)
-        if self._programs is None:
+        if self._score is not None or tensors:
+            out, lse = self._scored(q, k, v, block_mask, tensors)
+        elif self._programs is None:
             out, lse = self._eager(q, k, v, block_mask)
         else:
             out, lse = attention(self._key, q, k, v, self.mask_tensors(block_mask, q.shape[0]))
@@ -145,9 +204,42 @@ class Attention:
             return list(mask.tensors)
         return [tensor.expand(batch, *tensor.shape[1:]).contiguous() for tensor in mask.tensors]
 
-    def _eager(self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> tuple[Tensor, Tensor]:
-        assert mask.dense is not None
-        out, lse = dense_attention(q.float(), k.float(), v.float(), mask.dense, self.spec.scale)
+    def _enrolled(self) -> int:
+        if self._programs is None:
+            return 0
+        if self._score is None:
+            return enroll(self._programs)
+        names, trained = tuple(g.name for g in self._score.inputs), len(self._score.trained)
+        if (self._programs.score, self._programs.trained) != (names, trained):
+            raise HostError(
+                "the programs of this package take other tensors than the spec's score",
+                expected=f"{', '.join(names)}; {trained} of them with a gradient",
+                found=f"{', '.join(self._programs.score)}; {self._programs.trained} of them with a gradient",
+                remedy="build the package again with this release of aotpack",
+            )
+        return enroll_scored(self._programs)
+
+    def _scored(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, tensors: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        lengths = Lengths(batch=q.shape[0], query=q.shape[2], key=k.shape[2])
+        score = read_score(self._score, self.spec, self.device, tensors, lengths, self._family.drafts)
+        assert self._score is not None
+        trained = len(self._score.trained)
+        if self._programs is not None:
+            of_mask = self.mask_tensors(mask, q.shape[0])
+            return scored_attention(self._key, q, k, v, of_mask, score[:trained], score[trained:])
+        named = {given.name: tensor for given, tensor in zip(self._score.inputs, score, strict=True)}
+        fixed = {given.name: named[given.name].detach() for given in self._score.inputs[trained:]}
+        return self._eager(
+            q, k, v, mask, **self._score.for_dense({**named, **fixed}, lengths.query, lengths.key)
+        )
+
+    def _eager(self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, **score: Any) -> tuple[Tensor, Tensor]:
+        if not torch.compiler.is_compiling():
+            self._eagers.add()
+        visible = dense_cells(mask.tensors, mask.lengths) if mask.dense is None else mask.dense
+        out, lse = dense_attention(q.float(), k.float(), v.float(), visible, self.spec.scale, **score)
         return out.to(self._dtype), lse
 
     def _carriers(self, lengths: Lengths) -> list[Tensor]:

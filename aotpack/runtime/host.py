@@ -7,9 +7,10 @@ import functools
 import os
 import platform
 import re
+import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import torch
 
@@ -19,8 +20,9 @@ from aotpack.targets.facts import version
 __all__ = ["host_facts", "known_symbols"]
 
 # The kernel module's own line; NVML would take longer to start than everything else here together.
-_DRIVER = Path("/proc/driver/nvidia/version")
-_TORCH_LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so")
+_DRIVER: Final = Path("/proc/driver/nvidia/version")
+_TORCH_LIBRARIES: Final = ("libtorch_cpu.so", "libtorch_cuda.so")
+_VERSION_DEFINITIONS: Final = 0x6FFFFFFD
 
 
 def known_symbols() -> frozenset[str]:
@@ -60,11 +62,34 @@ def _libstdcxx() -> str | None:
     try:
         maps = Path("/proc/self/maps").read_text()
         path = re.search(r"\s(/\S*/libstdc\+\+\.so\.6\S*)$", maps, re.MULTILINE)
-        data = Path(path[1]).read_bytes() if path else b""
-    except OSError:
+        names = _version_names(Path(path[1])) if path else b""
+    except (OSError, ValueError, struct.error):
         return None
-    versions = re.findall(rb"GLIBCXX_(\d+\.\d+(?:\.\d+)?)\0", data)
+    versions = re.findall(rb"\0GLIBCXX_(\d+\.\d+(?:\.\d+)?)(?=\0)", names)
     return max(versions, key=lambda v: version(v.decode()), default=b"").decode() or None
+
+
+def _version_names(path: Path) -> bytes:
+    """The string table of a 64-bit library's version definitions: an eighth of libstdc++.
+
+    Source: the ELF-64 object file format; section headers are name, type, flags, address, offset, size, link.
+
+    Raises:
+        OSError, ValueError, struct.error: it cannot be read, or has none.
+    """
+    with path.open("rb") as file:
+        (start,), (size, count) = _unpacked("<Q", file, 0x28), _unpacked("<HH", file, 0x3A)
+        sections = [_unpacked("<IIQQQQI", file, start + index * size) for index in range(count)]
+        link = next((section[6] for section in sections if section[1] == _VERSION_DEFINITIONS), count)
+        if link >= count:
+            raise ValueError(f"{path} defines no versions")
+        file.seek(sections[link][4])
+        return file.read(sections[link][5])
+
+
+def _unpacked(form: str, file: BinaryIO, offset: int) -> tuple[int, ...]:
+    file.seek(offset)
+    return struct.unpack(form, file.read(struct.calcsize(form)))
 
 
 def _present_symbols(names: Iterable[str]) -> frozenset[str]:

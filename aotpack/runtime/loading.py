@@ -3,86 +3,41 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 
-from aotpack.errors import AotpackError, HostError, InputError, MismatchError, NoVariantError
+from aotpack.errors import (
+    AotpackError,
+    HostError,
+    InputError,
+    IntegrityError,
+    NoVariantError,
+    OfflineError,
+)
 from aotpack.lockfile import Lockfile, find_lockfile
 from aotpack.package import Manifest, Package, Variant
 from aotpack.package.choosing import choose_variants, needed_names
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.host import host_facts
+from aotpack.runtime.log import configure, log
+from aotpack.runtime.origin import Origin
+from aotpack.runtime.pack import Pack, Wanted, require_specs
 from aotpack.runtime.programs import CompiledPrograms
 from aotpack.runtime.warmup import warm_up
-from aotpack.spec import AttentionSpec, differences
-from aotpack.store import Places, Store, is_url, open_package
+from aotpack.store import Places, Store, is_url, open_kept, open_package
 
 if TYPE_CHECKING:
     from aotpack.trust import TrustPolicy
 
-__all__ = ["Pack", "load", "variants_here"]
+__all__ = ["Pack", "load", "load_again", "variants_here"]
 
 TRUSTED_KEYS: Final = "AOTPACK_TRUSTED_KEYS"
-Wanted = AttentionSpec | Mapping[str, AttentionSpec] | Iterable[AttentionSpec]
-
-
-class Pack:
-    """A loaded package on one device. Keep it as long as its attentions are used.
-
-    Attributes:
-        path: where it was loaded from.
-        digest: SHA-256 of its manifest.
-        device: where its attentions run.
-        target: the target of the variants that were chosen; None for the eager fallback.
-        specs: by the name under which ``attention`` finds them.
-    """
-
-    def __init__(
-        self, package: Package, device: torch.device, target: str | None, attentions: Mapping[str, Attention]
-    ) -> None:
-        self.path = package.name
-        self.digest = package.digest
-        self.device = device
-        self.target = target
-        self.specs: Mapping[str, AttentionSpec] = dict(package.manifest.specs)
-        self._attentions = dict(attentions)
-
-    def __repr__(self) -> str:
-        return (
-            f"<aotpack pack {self.path}: {', '.join(self.specs)} on {self.device} ({self.target or 'eager'})>"
-        )
-
-    def attention(self, name: str | None = None) -> Attention:
-        """The attention of that name; without a name, the only one.
-
-        Raises:
-            InputError: there is none, or more than one and no name.
-        """
-        if name is None and len(self._attentions) == 1:
-            return next(iter(self._attentions.values()))
-        if name not in self._attentions:
-            raise InputError(
-                "the package has no attention of that name" if name else "the package has several attentions",
-                expected=" or ".join(repr(known) for known in self._attentions),
-                found=repr(name),
-                remedy="ask for a listed name",
-            )
-        return self._attentions[name]
-
-    def require(self, specs: Wanted) -> None:
-        """Refuses a package that was built for another model.
-
-        Args:
-            specs: one spec or several, or a mapping of names to specs.
-
-        Raises:
-            MismatchError: a spec is not in the package; the fields that differ are listed.
-        """
-        _require(self.specs, specs)
 
 
 def load(
@@ -123,6 +78,8 @@ def load(
         TrustError: the policy does not accept the package.
         OfflineError: offline, and the store does not hold what is needed.
     """
+    configure()
+    start = time.perf_counter()
     where = _device(device)
     if on_miss not in ("error", "eager"):
         raise InputError("on_miss is wrong", expected="'error' or 'eager'", found=repr(on_miss))
@@ -134,19 +91,36 @@ def load(
         if trust is not None or TRUSTED_KEYS in os.environ:
             _trust(package, places, store, trust, offline)
         if specs is not None:
-            _require(package.manifest.specs, specs)
-        miss = (NoVariantError, HostError) if on_miss == "eager" else ()
-        try:
-            chosen = variants_here(package.manifest, str(where))
-        except miss as error:
-            return _eager(package, where, error)
-        # Outside: a package that cannot be fetched or unpacked is no reason to train slowly.
-        folders = _unpack(package, chosen, store)
-        try:
-            attentions = _attentions(package.manifest, chosen, folders, where)
-        except miss as error:
-            return _eager(package, where, error)
-        return Pack(package, where, next(iter(chosen.values())).target, attentions)
+            require_specs(package.manifest.specs, specs)
+        found = {"digest": package.digest, "size": package.size, "manifest": package.manifest}
+        origin = Origin.of(places, device=str(where), on_miss=on_miss, **found)
+        return _ready(package, origin, store, start, at_hand=not is_url(package.name))
+
+
+def load_again(origin: Origin) -> Pack:
+    """Loads the package with the digest of an origin, from its places or else from the store alone.
+
+    Raises:
+        AotpackError: as ``load``; where neither has it, what each said.
+    """
+    policy = _pinned(origin.digest)
+    try:
+        return load(origin.places, origin.device, on_miss=_on_miss(origin.on_miss), trust=policy)
+    except (InputError, HostError, IntegrityError, OfflineError) as error:
+        failure = error
+    start, store = time.perf_counter(), Store()
+    try:
+        with open_kept(origin.digest, origin.size, store) as package:
+            _trust(package, origin.places, store, policy, offline=True)
+            origin = replace(origin, manifest=package.manifest)
+            return _ready(package, origin, store, start, at_hand=False)
+    except OfflineError as error:
+        raise HostError(
+            f"the package {origin.digest} of a pickled attention is not there any more",
+            expected=f"it in {' or '.join(origin.places)}, or in the store {store.root}",
+            found=f"{failure.problem}; {error.problem}",
+            remedy="put that package back, or load another one and set the module's attention anew",
+        ) from failure
 
 
 def variants_here(manifest: Manifest, device: str) -> dict[str, Variant]:
@@ -157,6 +131,14 @@ def variants_here(manifest: Manifest, device: str) -> dict[str, Variant]:
     """
     symbols, libraries = needed_names(manifest)
     return choose_variants(manifest, host_facts(symbols=symbols, libraries=libraries), device)
+
+
+def _pinned(digest: str) -> TrustPolicy:
+    """That package, by whom the environment trusts."""
+    from aotpack.trust import all_of, pinned, policy_from_environment
+
+    keys = policy_from_environment() if TRUSTED_KEYS in os.environ else None
+    return pinned(digest) if keys is None else all_of(pinned(digest), keys)
 
 
 def _trust(
@@ -180,57 +162,61 @@ def _resolve(source: Places, locked: Lockfile | None) -> tuple[str | None, Place
     return None, source
 
 
-def _unpack(package: Package, chosen: Mapping[str, Variant], store: Store) -> dict[str, Path]:
-    if not is_url(package.name):
+def _ready(package: Package, origin: Origin, store: Store, start: float, *, at_hand: bool) -> Pack:
+    """The pack of a package that may be used; ``at_hand`` says whether its frames can be read at no cost."""
+    where, manifest = torch.device(origin.device), package.manifest
+    miss = (NoVariantError, HostError) if origin.on_miss == "eager" else ()
+    chosen: dict[str, Variant] = {}
+    try:
+        chosen = variants_here(manifest, origin.device)
+    except miss as error:
+        attentions = _eager(origin, where, error)
+    else:
+        # Outside: a package that cannot be fetched or unpacked is no reason to train slowly.
+        folders = _unpack(package, chosen, store, at_hand)
+        try:
+            attentions = _compiled(origin, chosen, folders, where)
+        except miss as error:
+            chosen, attentions = {}, _eager(origin, where, error)
+    pack = Pack(package.name, origin, where, chosen, attentions, time.perf_counter() - start)
+    log.info("loaded %r, digest %s, in %.0f ms", pack, pack.digest, 1e3 * (time.perf_counter() - start))
+    return pack
+
+
+def _unpack(package: Package, chosen: Mapping[str, Variant], store: Store, at_hand: bool) -> dict[str, Path]:
+    if at_hand:
         # The store may hold a sound copy already; a file that is damaged is refused all the same.
         package.check_frames(key for variant in chosen.values() for key in variant.code)
-    return {digest: store.unpack(package, variant) for digest, variant in chosen.items()}
+    folders = {digest: store.unpack(package, variant) for digest, variant in chosen.items()}
+    for digest, folder in folders.items():
+        log.debug("spec %s: variant %s in %s", digest, chosen[digest].target, folder)
+    return folders
 
 
-def _attentions(
-    manifest: Manifest, chosen: Mapping[str, Variant], folders: Mapping[str, Path], device: torch.device
+def _compiled(
+    origin: Origin, chosen: Mapping[str, Variant], folders: Mapping[str, Path], device: torch.device
 ) -> dict[str, Attention]:
     programs = {
         digest: CompiledPrograms(variant, folders[digest], device) for digest, variant in chosen.items()
     }
-    attentions = {
-        name: Attention(name, spec, device, programs[spec.digest]) for name, spec in manifest.specs.items()
-    }
+    specs = origin.specs
     if device.type == "cuda":
-        for attend in {a.spec.digest: a for a in attentions.values()}.values():
-            warm_up(attend, programs[attend.spec.digest])
-    return attentions
+        for spec in {spec.digest: spec for spec in specs.values()}.values():
+            # Not one that is handed out: what it does is no call of anybody's.
+            warm_up(Attention("", spec, device, programs[spec.digest]), programs[spec.digest])
+    return {
+        name: Attention(name, spec, device, programs[spec.digest].counted_for(name), origin)
+        for name, spec in specs.items()
+    }
 
 
-def _eager(package: Package, device: torch.device, reason: AotpackError) -> Pack:
-    warnings.warn(f"aotpack runs dense eager attention: {reason}", stacklevel=3)
-    specs = package.manifest.specs.items()
-    return Pack(package, device, None, {name: Attention(name, spec, device, None) for name, spec in specs})
+def _eager(origin: Origin, device: torch.device, reason: AotpackError) -> dict[str, Attention]:
+    warnings.warn(f"aotpack runs dense eager attention: {reason}", stacklevel=4)
+    return {name: Attention(name, spec, device, None, origin) for name, spec in origin.specs.items()}
 
 
-def _require(found: Mapping[str, AttentionSpec], wanted: Wanted) -> None:
-    if isinstance(wanted, AttentionSpec):
-        wanted = [wanted]
-    named = wanted.items() if isinstance(wanted, Mapping) else ((None, spec) for spec in wanted)
-    for name, spec in named:
-        if found.get(name) == spec if name is not None else spec in found.values():
-            continue
-        nearest = _nearest(found, name, spec)
-        lines = differences(spec, found[nearest])
-        raise MismatchError(
-            f"the package was built for another {'attention' if name is None else f'attention {name!r}'}",
-            expected=spec.to_json(),
-            found=f"{nearest!r}, which differs in\n    " + "\n    ".join(lines)
-            if lines
-            else f"the same spec under the name {nearest!r}",
-            remedy="load the package of this model, or build one with 'aotpack build'",
-        )
-
-
-def _nearest(found: Mapping[str, AttentionSpec], name: str | None, spec: AttentionSpec) -> str:
-    if name in found:
-        return str(name)
-    return min(found, key=lambda known: len(differences(spec, found[known])))
+def _on_miss(said: str) -> Literal["error", "eager"]:
+    return "eager" if said == "eager" else "error"
 
 
 def _device(device: str | torch.device) -> torch.device:

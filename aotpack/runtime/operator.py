@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from aotpack.errors import InputError, UnsupportedError
+from aotpack.runtime.transforms import TRANSFORMS, in_forward_mode, no_forward_mode, no_transforms
 
-__all__ = ["Programs", "attention", "enroll"]
+__all__ = ["Programs", "attention", "below_autograd", "enroll", "find", "not_twice"]
 
 _SCHEMAS: Final = (
     "attention(int programs, Tensor q, Tensor k, Tensor v, Tensor[] mask) -> (Tensor out, Tensor lse)",
@@ -32,7 +34,9 @@ _ALIGNMENT: Final = 16
 class Programs(Protocol):
     """The compiled forward and backward of one variant, called below autograd."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor], score: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor]:
         """out [B,H,Q,Dv] and lse [B,H,Q]."""
 
     def backward(
@@ -45,10 +49,13 @@ class Programs(Protocol):
         out: Tensor,
         lse: Tensor,
         mask: list[Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """dq, dk and dv, shaped as q, k and v."""
+        score: Sequence[Tensor] = (),
+    ) -> Sequence[Tensor]:
+        """dq, dk and dv, shaped as q, k and v, and the gradients of a score's trained tensors."""
 
 
+# Inside it a call of an operator goes past autograd.
+below_autograd: Final = torch._C._AutoDispatchBelowAutograd
 _lock: Final = threading.Lock()
 _enrolled: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
 _library: torch.library.Library | None = None
@@ -72,7 +79,8 @@ def attention(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> 
     return result
 
 
-def _find(key: int) -> Programs:
+def find(key: int) -> Programs:
+    """The enrolled programs of that key; ``InputError`` where they are gone."""
     programs = _enrolled.get(key)
     if programs is None:
         raise InputError(
@@ -84,6 +92,16 @@ def _find(key: int) -> Programs:
     return found
 
 
+def not_twice() -> UnsupportedError:
+    """The error of a second derivative."""
+    return UnsupportedError(
+        "aotpack's attention cannot be differentiated twice",
+        expected="one backward through each forward",
+        found="a gradient of a gradient of attention",
+        remedy="take second derivatives without attention in their path, or with dense attention",
+    )
+
+
 def _dense(tensor: Tensor) -> Tensor:
     """Contiguous, and where kernels can read 16 bytes at once: a slice may begin elsewhere."""
     tensor = tensor.contiguous()
@@ -91,7 +109,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def _forward(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
-    return _find(key).forward(_dense(q), _dense(k), _dense(v), mask)
+    return find(key).forward(_dense(q), _dense(k), _dense(v), mask)
 
 
 def _backward(
@@ -106,7 +124,8 @@ def _backward(
     mask: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     grads = (_dense(grad_out), _dense(grad_lse))
-    return _find(key).backward(*grads, _dense(q), _dense(k), _dense(v), out, lse, mask)
+    dq, dk, dv = find(key).backward(*grads, _dense(q), _dense(k), _dense(v), out, lse, mask)
+    return dq, dk, dv
 
 
 def _forward_fake(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -125,7 +144,7 @@ def _backward_fake(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, key: int, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             out, lse = attention(key, q, k, v, list(mask))
         ctx.key = key
         ctx.save_for_backward(q, k, v, out, lse, *mask)
@@ -138,31 +157,30 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():  # with create_graph, which is refused once that graph is differentiated
             found = torch.ops.aotpack.attention_backward.default(ctx.key, *tensors, mask)
         else:
-            with torch._C._AutoDispatchBelowAutograd():
+            with below_autograd():
                 found = torch.ops.aotpack.attention_backward.default(ctx.key, *tensors, mask)
         return None, *found, *(None for _ in mask)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise no_forward_mode()
 
 
 class _AttentionBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, key: int, mask: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             result: tuple[Tensor, ...] = torch.ops.aotpack.attention_backward.default(key, *tensors, mask)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        raise UnsupportedError(
-            "aotpack's attention cannot be differentiated twice",
-            expected="one backward through each forward",
-            found="a gradient of a gradient of attention",
-            remedy="take second derivatives without attention in their path, or with dense attention",
-        )
+        raise not_twice()
 
 
 def _forward_autograd(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
-    if not torch.is_grad_enabled():
-        with torch._C._AutoDispatchBelowAutograd():
+    if not torch.is_grad_enabled() and not in_forward_mode():
+        with below_autograd():
             return attention(key, q, k, v, mask)
     result: tuple[Tensor, Tensor] = _Attention.apply(key, q, k, v, *mask)
     return result
@@ -184,4 +202,5 @@ def _register() -> torch.library.Library:
         library.impl(name, kernel, "CUDA")
         library.impl(name, fake, "Meta")
         library.impl(name, autograd, "Autograd")
+        library.impl(name, no_transforms, TRANSFORMS)
     return library

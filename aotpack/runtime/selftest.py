@@ -13,6 +13,7 @@ from torch import Tensor
 
 import aotpack
 from aotpack.errors import InputError
+from aotpack.masks import family_of
 from aotpack.package import Package, Variant
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.host import host_facts
@@ -147,13 +148,13 @@ def _vectors(package: Package, variant: Variant) -> dict[str, Tensor]:
 
 def _check(attention: Attention, variant: Variant, golden: Mapping[str, Tensor]) -> Iterator[Check]:
     found = _run(attention, golden)
-    for name in _RESULTS:
+    for name in found:
         error = _relative(found[name].cpu().double(), golden[name].double())
         yield Check(spec=attention.name, what=name, error=error, tolerance=variant.tolerance[name])
     empty = golden["lse"] == -math.inf
     if bool(empty.any()):
         yield Check(spec=attention.name, what="empty rows", error=_emptiness(found, empty), tolerance=0.0)
-    if "mask.keep" in golden:
+    if attention.spec.mask.family == "dflash":
         nothing = {**golden, "mask.keep": torch.zeros_like(golden["mask.keep"])}
         error = _emptiness(_run(attention, nothing), torch.ones_like(empty))
         yield Check(spec=attention.name, what="all rows empty", error=error, tolerance=0.0)
@@ -165,13 +166,17 @@ def _run(attention: Attention, golden: Mapping[str, Tensor]) -> dict[str, Tensor
     rule: dict[str, Any] = {
         name.removeprefix("mask."): here[name] for name in here if name.startswith("mask.")
     }
-    lengths: dict[str, Any] = (
-        {"context_len": key - query} if rule else {"query_len": query, "context_len": key}
-    )
+    score = {name.removeprefix("score."): here[name] for name in here if name.startswith("score.")}
+    trained = [name for name in score if f"grad.score.{name}" in golden]
+    drafts = family_of(attention.spec.mask).drafts
+    lengths: dict[str, Any] = {"query_len": query, "context_len": key - query if drafts else key}
     q, k, v = (here[name].requires_grad_() for name in ("q", "k", "v"))
-    out, lse = attention(q, k, v, attention.block_mask(**rule, **lengths), return_lse=True)
-    grads = torch.autograd.grad([out, lse], [q, k, v], [here["grad.out"], here["grad.lse"]])
-    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(_RESULTS[2:], grads, strict=True))}
+    wanted = [q, k, v, *(score[name].requires_grad_() for name in trained)]
+    mask = attention.block_mask(**rule, **lengths)
+    out, lse = attention(q, k, v, mask, return_lse=True, **score)
+    grads = torch.autograd.grad([out, lse], wanted, [here["grad.out"], here["grad.lse"]])
+    names = (*_RESULTS, *(f"grad.score.{name}" for name in trained))
+    return dict(zip(names, (out.detach(), lse.detach(), *grads), strict=True))
 
 
 def _relative(found: Tensor, golden: Tensor) -> float:

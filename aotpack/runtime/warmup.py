@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from aotpack.masks import family_of
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.programs import CompiledPrograms, Kind
+from aotpack.scores import family_of as family_of_score
 
 __all__ = ["call_once", "smallest", "warm_up"]
 
@@ -23,6 +25,7 @@ def warm_up(attend: Attention, programs: CompiledPrograms) -> None:
     """Calls each program of an attention once, with the smallest shapes it takes, every row empty.
 
     Waits for the device, so that a failure shows here. An exact shape takes a step's memory for the moment.
+    One after the other: the driver loads kernels no faster for several threads (H200: 7 ms, and so 4).
     """
     with _lock, torch.cuda.device(attend.device), torch.no_grad():
         for kind in programs.kinds:
@@ -42,15 +45,22 @@ def call_once(attend: Attention, programs: CompiledPrograms, kind: Kind) -> None
     spec, family = attend.spec, family_of(attend.spec.mask)
     batch, query, key = smallest(kind.bounds, spec.mask.draft_size)
     context = key - query if family.drafts else key
-    known = {"B": batch, "N": query // spec.mask.draft_size, "T": context, "Q": query, "K": key}
-    inputs = {
-        given.name: torch.zeros(
-            [known.get(axis, 1) if isinstance(axis, str) else axis for axis in given.dims],
-            dtype=given.dtype,
-            device=attend.device,
-        )
-        for given in family.inputs
+    known = {
+        "B": batch,
+        "H": spec.heads,
+        "N": query // spec.mask.draft_size,
+        "T": context,
+        "Q": query,
+        "K": key,
     }
+
+    def zeros(dims: tuple[str | int, ...], dtype: torch.dtype) -> Tensor:
+        shape = [known.get(axis, 1) if isinstance(axis, str) else axis for axis in dims]
+        return torch.zeros(shape, dtype=dtype, device=attend.device)
+
+    inputs = {given.name: zeros(given.dims, given.dtype) for given in family.inputs}
+    read = () if spec.score is None else family_of_score(spec.score).inputs
+    score = [zeros(given.dims, getattr(torch, given.dtype)) for given in read]
     given_lengths = {"T": "context_len", "Q": "query_len", "K": "context_len"}
     asked: dict[str, int] = {given_lengths[axis]: known[axis] for axis in family.carried}
     mask = attend.block_mask(**asked, **inputs, check=False)  # type: ignore[arg-type]
@@ -60,4 +70,4 @@ def call_once(attend: Attention, programs: CompiledPrograms, kind: Kind) -> None
         torch.empty((batch, spec.kv_heads, key, width), dtype=dtype, device=attend.device)
         for width in (spec.head_dim, spec.value_dim)
     )
-    programs.warm_up(kind, q, k, v, attend.mask_tensors(mask, batch))
+    programs.warm_up(kind, q, k, v, attend.mask_tensors(mask, batch), score)

@@ -91,10 +91,16 @@ class AttentionSpec:
         return self.heads // self.kv_heads
 
     def to_dict(self) -> dict[str, Any]:
-        """Field values with the schema, ready for JSON; later fields are left out at their defaults."""
+        """Field values with the schema, ready for JSON.
+
+        Fields that came after the schema's first release are left out at their defaults, so that a spec keeps
+        its digest.
+        """
         values = present(self)
         if not self.deterministic:
             del values["deterministic"]
+        if self.matmul_precision == PRECISIONS[0]:
+            del values["matmul_precision"]
         return {"schema": SCHEMA, **values}
 
     @classmethod

@@ -27,8 +27,9 @@ class TensorInput:
         dtype: that callers give it in: ``"bool"``, ``"int8"``, ``"uint8"``, ``"int32"``, ``"int64"``,
             ``"float32"``, ``"bfloat16"`` or ``"float16"``.
         dims: its axes. A number is a fixed size. ``"B"`` is the batch, ``"Q"`` the query length, ``"K"`` the
-            key length, ``"T"`` the context length and ``"N"`` the anchors; any other name that begins with a
-            capital letter is an axis of its own, of any length. ``()`` is a scalar.
+            key length, ``"T"`` the context length and ``"N"`` the anchors; in a score rule ``"H"`` is the
+            query heads, a fixed size. Any other name that begins with a capital letter is an axis of its
+            own, of any length. ``()`` is a scalar.
         gradient: whether it gets a gradient (score rules only).
     """
 

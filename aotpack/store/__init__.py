@@ -1,8 +1,8 @@
 """The node's store: what is kept of packages on this machine, one copy for all processes."""
 
-from aotpack.store.opening import Places, is_offline, open_package
+from aotpack.store.opening import Places, is_offline, keep_front, open_kept, open_package
 from aotpack.store.unpacked import Entry, Store, kernel_folder, library_path
-from aotpack.store.urls import is_url
+from aotpack.store.urls import is_url, shown
 
 __all__ = [
     "Entry",
@@ -10,7 +10,10 @@ __all__ = [
     "Store",
     "is_offline",
     "is_url",
+    "keep_front",
     "kernel_folder",
     "library_path",
+    "open_kept",
     "open_package",
+    "shown",
 ]

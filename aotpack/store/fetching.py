@@ -17,7 +17,7 @@ from aotpack.store.replicas import Replica, agreed_header, reach, sound_front
 from aotpack.store.unpacked import Store
 from aotpack.store.urls import is_url, shown
 
-__all__ = ["fetched"]
+__all__ = ["fetched", "kept_package"]
 
 
 @contextlib.contextmanager
@@ -43,6 +43,22 @@ def fetched(
             yield package
         opened[0].forget_frames()
         _remember(urls, package, store)
+
+
+@contextlib.contextmanager
+def kept_package(digest: str, size: int, store: Store) -> Iterator[Package]:
+    """The package with this digest as far as the store holds it, as ``open_kept`` has it."""
+    name = f"the package {digest[:12]} in the store"
+    kept = _kept_front(digest, size, name, store)
+    if kept is None:
+        raise OfflineError(
+            f"the store does not hold the package {digest}",
+            expected=f"its index and an unpacked variant in {store.root}",
+            found="no index",
+            remedy="load it once from where it is",
+        )
+    with Package(KeptSource(name, *kept, (), frames_in(store.root)), kept[0]) as package:
+        yield package
 
 
 def _from_replicas(

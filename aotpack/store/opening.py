@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aotpack.errors import InputError
-from aotpack.package import Package
+from aotpack.package import Manifest, Package
 from aotpack.store.unpacked import Store
 from aotpack.store.urls import is_url
 
 if TYPE_CHECKING:
     from aotpack.store.remote import Patience
 
-__all__ = ["Place", "Places", "is_offline", "local_file", "open_package"]
+__all__ = ["Place", "Places", "is_offline", "keep_front", "local_file", "open_kept", "open_package"]
 
 Place = str | os.PathLike[str]
 Places = Place | Sequence[Place]
@@ -83,6 +83,35 @@ def open_package(
     silent = any(map(is_url, places)) and is_offline(offline)
     with fetched(places, store, offline=silent, patience=patience, on_bytes=on_bytes) as package:
         yield package
+
+
+@contextlib.contextmanager
+def open_kept(digest: str, size: int, store: Store) -> Iterator[Package]:
+    """Open a package from the store alone: its index was kept, its variants were unpacked.
+
+    Args:
+        digest: of the package.
+        size: of the package, in bytes.
+        store: where they are looked for.
+
+    Raises:
+        OfflineError: the store has no index of this package.
+    """
+    from aotpack.store.fetching import kept_package
+
+    with kept_package(digest, size, store) as package:
+        yield package
+
+
+def keep_front(manifest: Manifest, digest: str, store: Store) -> None:
+    """Keep a package's index, so that ``open_kept`` finds it; where the store cannot be written, do not."""
+    from aotpack.package.front import pack_front
+    from aotpack.store.kept import fronts_in
+
+    data, found = pack_front(manifest)
+    # A manifest of a later minor version does not come back whole from the one that was read.
+    if found == digest:
+        fronts_in(store.root).keep(digest, data)
 
 
 def local_file(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -18,10 +19,12 @@ from aotpack.errors import HostError, InputError, IntegrityError
 from aotpack.package import Package, Program, Variant
 from aotpack.package.manifest import canonical_json
 from aotpack.store.files import make_folder, open_regular
+from aotpack.store.locks import locked
 
 __all__ = ["Entry", "Store", "kernel_folder", "library_path"]
 
 _LOCK_SECONDS: Final = 600.0
+_NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 _INDEX: Final = "files.json"
 _REMEDY: Final = "set AOTPACK_CACHE to a folder of this user on a local, writable, executable file system"
 
@@ -170,29 +173,22 @@ class Store:
 
     @contextlib.contextmanager
     def _lock(self, digest: str, seconds: float | None = None) -> Iterator[None]:
-        # Imported here: where everything is unpacked already, no lock is taken.
-        from filelock import FileLock, Timeout
-
         path = self.root / "locks" / f"{digest}.lock"
-        lock = FileLock(path)
         seconds = _LOCK_SECONDS if seconds is None else seconds
-        try:
-            make_folder(path.parent)
-            lock.acquire(timeout=seconds)
-        except Timeout as error:
-            problem = f"another process has held {path} for {seconds:.0f} seconds"
-            raise HostError(
-                problem, remedy="end that process, or set AOTPACK_CACHE to another folder"
-            ) from error
-        except OSError as error:
-            raise _unusable(self.root, error) from error
-        except NotImplementedError as error:
-            problem = f"the cache folder {self.root} is on a file system without locks"
-            raise HostError(problem, remedy=_REMEDY) from error
-        try:
+        with contextlib.ExitStack() as held:
+            try:
+                make_folder(path.parent)
+                held.enter_context(locked(path, seconds))
+            except TimeoutError as error:
+                problem = f"another process has held {path} for {seconds:.0f} seconds"
+                remedy = "end that process, or set AOTPACK_CACHE to another folder"
+                raise HostError(problem, remedy=remedy) from error
+            except OSError as error:
+                if error.errno in _NO_LOCKS:
+                    problem = f"the cache folder {self.root} is on a file system without locks"
+                    raise HostError(problem, remedy=_REMEDY) from error
+                raise _unusable(self.root, error) from error
             yield
-        finally:
-            lock.release()
 
     def _sweep(self, own: str) -> None:
         """Delete what killed processes left; the lock of ``own`` is held, so its staging folder is ours."""

@@ -163,3 +163,16 @@ def test_an_exact_shape_has_no_dynamic_dimension() -> None:
     assert shapes["q"] == (1, 6, 8192, 32)
     assert shapes["mask.kv_indices"] == (1, 1, 64, 96)
     assert shapes["input.keep"] == (1, 512)
+
+
+@pytest.mark.parametrize(("precision", "triton"), [("highest", "'ieee'"), ("high", "'tf32'")])
+def test_float32_products_have_the_precision_of_the_spec(precision: str, triton: str) -> None:
+    spec = AttentionSpec(dtype="float32", mask=MASKS["causal"], matmul_precision=precision, **SMALL)
+    torch.set_float32_matmul_precision("high" if precision == "highest" else "highest")
+    try:
+        graphs = differentiate(attention_program(spec, GENERAL, {}))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    for graph in graphs:
+        given = [a for node in graph.module.graph.nodes for a in node.args if isinstance(a, dict)]
+        assert {options["FLOAT32_PRECISION"] for options in given} == {triton}

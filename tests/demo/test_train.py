@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
+import aotpack
 from aotpack.demo.drafter import drafting_loss
-from aotpack.demo.traces import TraceCounter
 from aotpack.demo.train import Settings, train, train_threads
 from aotpack.errors import InputError
 from aotpack.spec import AttentionSpec, MaskSpec
@@ -21,9 +21,9 @@ def run(threads: int, steps: int, **options):
 
 def test_threads_on_a_package_learn_without_a_trace(dflash_package):
     seen = []
-    with TraceCounter() as traces:
+    with aotpack.no_tracing() as watch:
         result = train(dflash_package, threads=3, steps=10, on_step=lambda *step: seen.append(step))
-    assert traces.count == 0
+    assert watch.count == 0
     assert result.fall >= 0.3
     assert seen == list(enumerate(result.losses))
     assert (result.threads, result.devices) == (3, ("cpu",) * 3)

@@ -7,7 +7,9 @@ Packages are built without a GPU:
     aotpack build examples/qwen3-8b-dflash/config.json --target cuda-sm90 -o P
 
 P may hold more specs than ``full``; X has the shapes of ``cuda_attention.EXACT`` as well (``--shape``); A is
-``artifacts/qwen3-8b-dflash.aotpack``. Exits 1 when a step missed a bound, failed or did not end.
+``artifacts/qwen3-8b-dflash.aotpack``. ``bench`` runs ``aotpack bench all`` on A, ``bench-step`` and the like
+one of them; figures are left in FOLDER/bench, pictures in FOLDER. Exits 1 when a step missed a bound, failed
+or did not end.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+BENCHES = ("mask", "step", "memory", "overhead", "size", "scaling", "train", "coldstart")
 
 
 def steps(options: argparse.Namespace) -> Mapping[str, tuple[int, list[str]]]:
@@ -29,17 +32,29 @@ def steps(options: argparse.Namespace) -> Mapping[str, tuple[int, list[str]]]:
     attention, threads = str(HERE / "cuda_attention.py"), str(HERE / "cuda_threads.py")
     package, out = str(options.package), options.out
     exact = ["--exact", str(options.exact)] if options.exact else []
-    bench = ["-m", "aotpack", "bench", "coldstart", "--device", "cuda"]
+    bench = ["-m", "aotpack", "bench"]
+    measured = [
+        "--device",
+        "cuda",
+        "--package",
+        str(options.artifact),
+        "--repeat",
+        str(options.repeat),
+        "--json",
+    ]
+    kept = ["--spec", "full", "--timeout", "200", "--save", str(out / "bench"), "--plot"]
     train = str(ROOT / "examples" / "train_dflash_threads.py")
     return {
         "selftest": (60, ["-m", "aotpack", "selftest", package, "--device", "cuda"]),
         "correct": (240, [attention, "correct", package, "--json", str(out / "correct.json")]),
         "exact": (240, [attention, "correct", str(options.exact), "--json", str(out / "exact.json")]),
         "speed": (240, [attention, "speed", package, *exact, "--json", str(out / "speed.json")]),
-        "coldstart": (
-            420,
-            [*bench, "--package", str(options.artifact), "--repeat", str(options.repeat), "--json"],
-        ),
+        "coldstart": (120 * options.repeat, [*bench, "coldstart", *measured]),
+        **{
+            f"bench-{name}": (570, [*bench, name, *measured, *kept, str(out / f"bench-{name}.png")])
+            for name in BENCHES
+        },
+        "bench": (1700, [*bench, "all", *measured, *kept, str(out / "bench.png")]),
         "train": (200, [train, "--package", str(options.artifact), "--device", "cuda", "--threads", "3"]),
         "threads": (300, [threads, package]),
         "rival": (90, [threads, package, "--rival", "20"]),
@@ -70,7 +85,7 @@ def main() -> int:
     parser.add_argument("--exact", type=Path)
     parser.add_argument("--artifact", type=Path, default=ROOT / "artifacts" / "qwen3-8b-dflash.aotpack")
     parser.add_argument("--steps", default="selftest,correct,speed,coldstart,train,threads,rival")
-    parser.add_argument("--repeat", type=int, default=5, help="of the cold starts")
+    parser.add_argument("--repeat", type=int, default=5, help="of the cold starts and benches")
     parser.add_argument("--out", type=Path, default=Path("round"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 import aotpack
+from aotpack.errors import AotpackError
 from aotpack.masks import Lengths, dense
 from tests.cases import make_case, visible_cells
 from tests.conftest import MASKS
@@ -64,14 +65,36 @@ def test_tiles_hold_the_cells_of_partial_blocks(masks_pack: aotpack.Pack) -> Non
         for row in range(ids.shape[2]):
             for column in lists[1][b, 0, row, : lists[0][b, 0, row]].tolist():
                 cells = padded[b, row * 128 : row * 128 + 128, column * 128 : column * 128 + 128]
-                assert torch.equal(tiles[ids[b, 0, row, column]], cells)
+                assert torch.equal(unpacked(tiles[ids[b, 0, row, column]]), cells)
 
 
-def test_torch_block_mask_is_taken(masks_pack: aotpack.Pack) -> None:
-    attention = masks_pack.attention("full")
-    case = make_case(attention.spec, 2, 300, 21)
-    visible = visible_cells(attention.spec, case)
-    query, key = visible.shape[2:]
-    theirs = create_block_mask(lambda b, h, q, kv: visible[b, 0, q, kv], 2, None, query, key, device="cpu")
-    ours = attention.block_mask(**case.mask)
-    assert torch.equal(attention(case.q, case.k, case.v, theirs), attention(case.q, case.k, case.v, ours))
+@pytest.mark.parametrize("form", ["bytes", "bool", "int8", "short"])
+def test_tiles_of_another_form_are_an_error_of_the_call(masks_pack: aotpack.Pack, form: str) -> None:
+    attention = masks_pack.attention("causal")
+    case = make_case(attention.spec, 1, 200, 9)
+    *lists, tiles, ids = attention.block_mask(**case.mask).tensors
+    others = {
+        "bytes": torch.ones(len(tiles), 128, 128, dtype=torch.uint8),
+        "bool": torch.ones(len(tiles), 128, 128, dtype=torch.bool),
+        "int8": tiles.view(torch.int8),
+        "short": tiles[:-1],
+    }
+    assert len(tiles) == 3
+    with pytest.raises(AotpackError, match="a compiled program failed to run"):
+        torch.ops.aotpack.attention(attention._key, case.q, case.k, case.v, [*lists, others[form], ids])
+
+
+def test_counts_past_the_end_of_a_list_are_an_error_of_the_call(masks_pack: aotpack.Pack) -> None:
+    attention = masks_pack.attention("causal")
+    case = make_case(attention.spec, 1, 200, 9)
+    count, *others = attention.block_mask(**case.mask).tensors
+    with pytest.raises(AotpackError, match="a compiled program failed to run"):
+        torch.ops.aotpack.attention(attention._key, case.q, case.k, case.v, [count + 100, *others])
+
+
+def unpacked(tile: torch.Tensor) -> torch.Tensor:
+    """bool [128,128] of uint8 [128,16], bit by bit."""
+    assert tile.dtype == torch.uint8
+    assert tile.shape == (128, 16)
+    bits = [[byte >> bit & 1 == 1 for byte in row for bit in range(8)] for row in tile.tolist()]
+    return torch.tensor(bits)

@@ -12,6 +12,7 @@ import aotpack
 from aotpack.errors import InputError, IntegrityError, MismatchError, NoVariantError
 from aotpack.spec import AttentionSpec, MaskSpec
 from tests.cases import Case, make_case
+from tests.process import with_target
 
 
 @pytest.fixture
@@ -177,14 +178,7 @@ def test_devices_that_are_not_there(dflash_package: Path) -> None:
 
 
 def test_eager_must_be_asked_for_and_says_so(dflash_package: Path, tmp_path: Path) -> None:
-    from aotpack.package import Package, write_package
-
-    with Package.open(dflash_package) as package:
-        manifest = package.manifest
-        blobs = {key: package.read_blob(key) for key in manifest.blobs}
-    foreign = [dataclasses.replace(v, target="cpu-aarch64") for v in manifest.variants]
-    path = tmp_path / "arm.aotpack"
-    write_package(path, dataclasses.replace(manifest, variants=tuple(foreign)), blobs)
+    path = with_target(dflash_package, tmp_path / "arm.aotpack", "cpu-aarch64")
     with pytest.raises(NoVariantError, match="cpu-aarch64"):
         aotpack.load(path)
     with pytest.warns(UserWarning, match="dense eager attention") as warned:

@@ -7,6 +7,7 @@ import torch
 
 import aotpack
 from tests.cases import NAMES, exact, make_case, relative_error, run, visible_cells
+from tests.conftest import MASKS
 
 SHAPES = [(1, 64, 1), (2, 129, 7), (3, 777, 131), (1, 1500, 33)]
 
@@ -37,9 +38,7 @@ def test_bfloat16_is_no_worse_than_dense_bfloat16(
         assert relative_error(found, right) <= relative_error(other, right), name
 
 
-@pytest.mark.parametrize(
-    "name", ["full", "sliding", "speculators", "speculators-sliding", "causal", "everything"]
-)
+@pytest.mark.parametrize("name", list(MASKS))
 @pytest.mark.parametrize(("batch", "context", "anchors"), [(1, 64, 1), (2, 150, 11), (2, 256, 24)])
 def test_every_family_with_wide_values_and_own_scale(
     masks_pack: aotpack.Pack, name: str, batch: int, context: int, anchors: int

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotpack.bench.jobs.workload import Workload, draw, read_spec, sdpa
+from aotpack.bench.case import Case
+from aotpack.bench.jobs.clock import synchronize
+from aotpack.bench.jobs.ways import CompiledFlex, dense_attention, way
+from aotpack.bench.jobs.workload import Workload, draw, read_spec
 
 __all__ = [
     "aotpack",
@@ -24,139 +27,82 @@ __all__ = [
 ]
 
 
-def aotpack(
-    package: str, spec: str, context: int, anchors: int, device: str, backward: bool
-) -> dict[str, Any]:
+def aotpack(case: Case, backward: bool) -> dict[str, Any]:
     """Import of aotpack's runtime, load, block mask, forward and, if asked, backward."""
-    work = draw(read_spec(package, spec), context=context, anchors=anchors, gradients=backward, device=device)
-
-    def first_step() -> None:
-        from aotpack.runtime import load
-
-        attend = load(package, device).attention(spec)
-        mask = attend.block_mask(anchors=work.anchors, keep=work.keep, context_len=context)
-        out = attend(work.q, work.k, work.v, mask)
-        if backward:
-            work.gradients_of_loss(out)
-
-    return _timed(first_step, device)
+    return _first_step(case, lambda: way("aotpack", case), backward)
 
 
-def torch_loader(package: str, spec: str, context: int, anchors: int, device: str) -> dict[str, Any]:
+def compiled_flex(case: Case, backward: bool, artifacts: str, keep_artifacts: bool = False) -> dict[str, Any]:
+    """create_block_mask, torch.compile(flex_attention) and, if asked, backward, which the CPU does not have.
+
+    Args:
+        case: what the step works on.
+        backward: whether it is a training step.
+        artifacts: file of ``torch.compiler.save_cache_artifacts``; loaded first where it exists.
+        keep_artifacts: write it, after the clock has stopped.
+    """
+    return _with_artifacts(case, _flex, backward, artifacts, keep_artifacts)
+
+
+def compiled_dense(case: Case, artifacts: str, keep_artifacts: bool = False) -> dict[str, Any]:
+    """torch.compile of dense attention with its mask, forward and backward; the rest as above."""
+    return _with_artifacts(case, lambda case: way("compiled-dense", case), True, artifacts, keep_artifacts)
+
+
+def eager_dense(case: Case) -> dict[str, Any]:
+    """scaled_dot_product_attention, which compiles nothing."""
+    return _first_step(case, lambda: way("sdpa", case), True)
+
+
+def torch_loader(case: Case) -> dict[str, Any]:
     """torch's own loader of the same libraries: load, block mask, bare forward and backward, no autograd.
 
     One forward and one backward, not one for each specialisation; the files it reads are made before.
     """
     from aotpack.bench.jobs.torch_loader import TorchPrograms
 
-    work = draw(read_spec(package, spec), context=context, anchors=anchors, gradients=False, device=device)
+    work = draw(case, gradients=False)
     with tempfile.TemporaryDirectory() as folder:
-        programs = TorchPrograms(package, work.spec, Path(folder), device=device)
-        lse_grad = torch.zeros(work.q.shape[:3], device=device)
+        programs = TorchPrograms(case, work.spec, folder)
 
         def first_step() -> None:
             programs.load(1)
-            tensors = {"q": work.q, "k": work.k, "v": work.v, "grad.out": work.grad, "grad.lse": lse_grad}
-            programs.step({**programs.block_mask(work), **tensors})
+            programs.step(programs.step_inputs(work, programs.block_mask(work)))
 
-        return _timed(first_step, device)
-
-
-def compiled_flex(
-    package: str,
-    spec: str,
-    context: int,
-    anchors: int,
-    device: str,
-    backward: bool,
-    artifacts: str,
-    keep_artifacts: bool = False,
-) -> dict[str, Any]:
-    """create_block_mask, torch.compile(flex_attention) and, if asked, backward, which the CPU does not have.
-
-    Args:
-        artifacts: file of ``torch.compiler.save_cache_artifacts``; loaded first where it exists.
-        keep_artifacts: write it, after the clock has stopped.
-    """
-    work = draw(read_spec(package, spec), context=context, anchors=anchors, gradients=backward, device=device)
-
-    def first_step() -> None:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        if Path(artifacts).exists():
-            torch.compiler.load_cache_artifacts(Path(artifacts).read_bytes())
-        size, anchor, keep = work.spec.mask.block_size or 1, work.anchors, work.keep
-
-        def rule(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-            block = q // size
-            seen = (kv < context) & (kv < anchor[b, block])
-            own = (kv >= context) & ((kv - context) // size == block)
-            return (seen | own) & keep[b, block]
-
-        mask = create_block_mask(rule, 1, None, work.q.shape[2], work.k.shape[2], device=device)
-        out = torch.compile(flex_attention)(
-            work.q, work.k, work.v, block_mask=mask, scale=work.spec.scale, enable_gqa=True
-        )
-        if backward:
-            work.gradients_of_loss(out)
-
-    timed = _timed(first_step, device)
-    if keep_artifacts:
-        saved = torch.compiler.save_cache_artifacts()
-        assert saved is not None
-        Path(artifacts).write_bytes(saved[0])
-    return timed
+        return _timed(first_step, case.device)
 
 
-def compiled_dense(package: str, spec: str, context: int, anchors: int, device: str) -> dict[str, Any]:
-    """torch.compile of dense attention with its mask, forward and backward."""
-    work = draw(read_spec(package, spec), context=context, anchors=anchors, device=device)
-
-    def first_step() -> None:
-        work.gradients_of_loss(
-            torch.compile(dense_attention)(work.q, work.k, work.v, work.visible(), work.spec.scale)
-        )
-
-    return _timed(first_step, device)
-
-
-def eager_dense(package: str, spec: str, context: int, anchors: int, device: str) -> dict[str, Any]:
-    """scaled_dot_product_attention, which compiles nothing."""
-    work = draw(read_spec(package, spec), context=context, anchors=anchors, device=device)
-    return _timed(lambda: work.gradients_of_loss(sdpa(work, work.visible())), device)
-
-
-def make_precompiled(
-    package: str, spec: str, context: int, anchors: int, device: str, folder: str
-) -> dict[str, Any]:
+def make_precompiled(case: Case, folder: str) -> dict[str, Any]:
     """torch.compiler.precompile of dense attention with its backward, into two files."""
-    work = draw(read_spec(package, spec), context=context, anchors=anchors, device=device)
+    work = draw(case)
     step = _step(work)
-    arguments = (work.q, work.k, work.v, work.visible(), work.grad)
+    visible = way("sdpa", case).block_mask(**work.mask)
     found: dict[str, tuple[str, bytes]] = {}
 
     def make() -> None:
-        found["artifact"] = torch.compiler.precompile(step, *arguments)
+        found["artifact"] = torch.compiler.precompile(step, work.q, work.k, work.v, visible, work.grad)
 
-    timed = _timed(make, device)
+    timed = _timed(make, case.device)
     source, cache = found["artifact"]
     (Path(folder) / "code.py").write_text(source)
     (Path(folder) / "cache").write_bytes(cache)
-    return timed
+    return {**timed, "bytes": len(source.encode()) + len(cache)}
 
 
-def precompiled_dense(
-    package: str, spec: str, context: int, anchors: int, device: str, folder: str
-) -> dict[str, Any]:
+def precompiled_dense(case: Case, folder: str) -> dict[str, Any]:
     """torch.compiler.precompile.load and the first step."""
-    work = draw(read_spec(package, spec), context=context, anchors=anchors, device=device)
+    work = draw(case)
 
     def first_step() -> None:
         source, cache = (Path(folder) / "code.py").read_text(), (Path(folder) / "cache").read_bytes()
         step = torch.compiler.precompile.load(source, cache)
-        step(work.q, work.k, work.v, work.visible(), work.grad)
+        step(work.q, work.k, work.v, way("sdpa", case).block_mask(**work.mask), work.grad)
 
-    return _timed(first_step, device)
+    return _timed(first_step, case.device)
+
+
+def _flex(case: Case) -> CompiledFlex:
+    return CompiledFlex(read_spec(case))
 
 
 def _step(work: Workload) -> Callable[..., tuple[Tensor, ...]]:
@@ -169,22 +115,40 @@ def _step(work: Workload) -> Callable[..., tuple[Tensor, ...]]:
     return step
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = (q @ k.mT * scale).masked_fill(~visible, -torch.inf)
-    return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+def _with_artifacts(
+    case: Case, make: Callable[[Case], Any], backward: bool, artifacts: str, keep_artifacts: bool
+) -> dict[str, Any]:
+    def begin() -> Any:
+        if Path(artifacts).exists():
+            torch.compiler.load_cache_artifacts(Path(artifacts).read_bytes())
+        return make(case)
+
+    timed = _first_step(case, begin, backward)
+    if keep_artifacts:
+        saved = torch.compiler.save_cache_artifacts()
+        assert saved is not None
+        Path(artifacts).write_bytes(saved[0])
+    return timed
+
+
+def _first_step(case: Case, begin: Callable[[], Any], backward: bool) -> dict[str, Any]:
+    work = draw(case, gradients=backward)
+
+    def first_step() -> None:
+        attend = begin()
+        out = attend(work.q, work.k, work.v, attend.block_mask(**work.mask))
+        if backward:
+            work.gradients_of_loss(out)
+
+    return _timed(first_step, case.device)
 
 
 def _timed(first_step: Callable[[], object], device: str) -> dict[str, Any]:
-    cuda = torch.device(device).type == "cuda"
     # The loss's kernels are torch's own, and CUDA loads each when it is first run.
     x = torch.ones(256, 256, dtype=torch.bfloat16, device=device, requires_grad=True)
     torch.autograd.grad((x * x.detach()).sum(), x)
-    if cuda:
-        torch.cuda.synchronize(device)
+    synchronize(device)
     start = time.perf_counter()
     first_step()
-    if cuda:
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return {"seconds": time.perf_counter() - start}

@@ -10,33 +10,31 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
+from aotpack.bench.case import Case
 from aotpack.bench.jobs.torch_loader import TorchPrograms
+from aotpack.bench.jobs.ways import Way, way
 from aotpack.bench.jobs.workload import Workload, draw
-from aotpack.bench.protocol import seconds
-from aotpack.runtime import Attention, load
 
 __all__ = ["two_threads"]
 
 _THREADS: Final = 2
 
 
-def two_threads(
-    package: str, spec: str, context: int, anchors: int, repeat: int, lasting: float
-) -> dict[str, Any]:
+def two_threads(case: Case, repeat: int, lasting: float) -> dict[str, Any]:
     """For each loader, seconds of one thread and of two that do the same work each, in turn.
 
     Args:
+        case: what one call works on.
+        repeat: measurements of each.
         lasting: seconds that one thread should work for.
     """
     torch.set_num_threads(1)
-    attend = load(package).attention(spec)
-    work = draw(attend.spec, context=context, anchors=anchors)
+    attend, work = way("aotpack", case), draw(case)
     with tempfile.TemporaryDirectory() as folder:
         steps = {
             "aotpack": _ours(attend, work),
-            "torch": _theirs(package, work, Path(folder)),
+            "torch": _theirs(case, work, Path(folder)),
             "machine": _matmul(),
         }
         calls = {who: max(1, round(lasting / _once(step))) for who, step in steps.items()}
@@ -49,7 +47,9 @@ def two_threads(
 
 def _once(step: Callable[[], object]) -> float:
     step()
-    return seconds(step)
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
 
 
 def _matmul() -> Callable[[], object]:
@@ -58,21 +58,16 @@ def _matmul() -> Callable[[], object]:
     return lambda: torch.mm(a, a)
 
 
-def _ours(attend: Attention, work: Workload) -> Callable[[], object]:
-    mask = attend.block_mask(anchors=work.anchors, keep=work.keep, context_len=work.context_len)
+def _ours(attend: Way, work: Workload) -> Callable[[], object]:
+    mask = attend.block_mask(**work.mask)
     return lambda: work.gradients(attend(work.q, work.k, work.v, mask))
 
 
-def _theirs(package: str, work: Workload, folder: Path) -> Callable[[], object]:
+def _theirs(case: Case, work: Workload, folder: Path) -> Callable[[], object]:
     """The bare programs, without autograd: what torch's loader costs at least."""
-    programs = TorchPrograms(package, work.spec, folder)
+    programs = TorchPrograms(case, work.spec, folder)
     programs.load(_THREADS)
-    inputs: dict[str, Tensor] = {
-        **programs.block_mask(work),
-        **{name: tensor.detach() for name, tensor in (("q", work.q), ("k", work.k), ("v", work.v))},
-        "grad.out": work.grad,
-        "grad.lse": torch.zeros(work.q.shape[:3]),
-    }
+    inputs = programs.step_inputs(work, programs.block_mask(work))
     return lambda: programs.step(inputs)
 
 

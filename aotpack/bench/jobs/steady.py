@@ -1,92 +1,115 @@
-"""A step's time and memory once everything is loaded."""
+"""A step's parts once everything is loaded and compiled."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import re
+import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from aotpack.bench.jobs.cold import dense_attention
-from aotpack.bench.jobs.workload import Workload, draw, read_spec, sdpa
-from aotpack.bench.protocol import in_turn, seconds
-from aotpack.runtime import Attention, load
+from aotpack.bench.case import Case
+from aotpack.bench.jobs.clock import Chain, host_seconds
+from aotpack.bench.jobs.torch_loader import TorchPrograms
+from aotpack.bench.jobs.ways import CompiledFlex, way
+from aotpack.bench.jobs.workload import draw, read_spec
 
-__all__ = ["compiled_dense", "memory", "side_by_side"]
+__all__ = ["ceiling", "loader_overhead", "mask", "overhead", "step"]
 
-
-def side_by_side(package: str, spec: str, context: int, anchors: int, repeat: int) -> dict[str, Any]:
-    """Seconds of mask, forward and backward, ours and scaled_dot_product_attention's in turn."""
-    attend = load(package).attention(spec)
-    work = draw(attend.spec, context=context, anchors=anchors)
-    parts: dict[str, list[list[float]]] = {"aotpack": [], "sdpa": []}
-    steps = {
-        "aotpack": lambda: parts["aotpack"].append(_parts(work, *_ours(attend, work))),
-        "sdpa": lambda: parts["sdpa"].append(_parts(work, work.visible, lambda mask: sdpa(work, mask))),
-    }
-    in_turn(steps, warmups=1, repeat=repeat)
-    return {who: found[1:] for who, found in parts.items()}
+_Measured = tuple[dict[str, Any], Callable[[], dict[str, float]]]
+_CEILING: Final = 8192
+_CALLS: Final = 200
 
 
-def memory(package: str, spec: str, context: int, anchors: int, who: str) -> dict[str, Any]:
-    """Bytes that one step takes on top of its inputs, at its highest; the step is the process's second.
+def step(case: Case, who: str) -> _Measured:
+    """Seconds of forward and of backward through autograd; says once how much the mask shows."""
+    work, attend = draw(case), way(who, case)
+    made = attend.block_mask(**work.mask)
+    chain = Chain((lambda _: attend(work.q, work.k, work.v, made), work.gradients), case.device)
+    info = work.visible() if who == "aotpack" else {}
 
-    Raises:
-        OSError: the system does not say what a process's memory was at its highest.
-    """
-    attend = load(package).attention(spec)
-    small = draw(attend.spec, context=64, anchors=4)
-    _step(attend, small, who)
-    work = draw(attend.spec, context=context, anchors=anchors)
-    # What malloc keeps of freed tensors would hide what the step takes.
-    ctypes.CDLL(None).malloc_trim(0)
-    # Forgets the highest value so far; see proc(5), clear_refs.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    _step(attend, work, who)
-    return {"bytes": _status("VmHWM") - before}
+    def measure() -> dict[str, float]:
+        forward, backward = chain.seconds()
+        return {"forward": forward, "backward": backward}
+
+    return info, measure
 
 
-def compiled_dense(package: str, spec: str, context: int, anchors: int, repeat: int) -> dict[str, Any]:
-    """Seconds of forward and backward of torch.compile'd dense attention, its compilation excluded."""
-    work = draw(read_spec(package, spec), context=context, anchors=anchors)
-    compiled = torch.compile(dense_attention)
+def ceiling(case: Case) -> _Measured:
+    """FLOP/s of cuDNN's causal attention of 8192 tokens, forward and backward, with the spec's heads."""
+    spec, length = read_spec(case), _CEILING
+    dtype = getattr(torch, spec.dtype)
+    shape = (1, spec.heads, length, spec.head_dim)
+    q, k, v, grad = (torch.randn(shape, device=case.device, dtype=dtype) for _ in range(4))
+    inputs = tuple(x.requires_grad_() for x in (q, k, v))
 
-    def step() -> None:
-        work.gradients(compiled(work.q, work.k, work.v, work.visible(), work.spec.scale))
+    def forward(_: Any) -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    step()
-    return {"seconds": [seconds(step) for _ in range(repeat)]}
+    chain = Chain((forward, lambda out: torch.autograd.grad(out, inputs, grad)), case.device)
+    cells = spec.heads * length * (length + 1) // 2
 
+    def measure() -> dict[str, float]:
+        taken = chain.seconds()
+        return {
+            "forward": 4 * spec.head_dim * cells / taken[0],
+            "backward": 10 * spec.head_dim * cells / taken[1],
+        }
 
-def _ours(attend: Attention, work: Workload) -> tuple[Callable[[], Any], Callable[[Any], Tensor]]:
-    def mask() -> Any:
-        return attend.block_mask(anchors=work.anchors, keep=work.keep, context_len=work.context_len)
-
-    return mask, lambda made: attend(work.q, work.k, work.v, made)
-
-
-def _parts(work: Workload, mask: Callable[[], Any], forward: Callable[[Any], Tensor]) -> list[float]:
-    made: list[Any] = []
-    times = [seconds(lambda: made.append(mask()))]
-    times.append(seconds(lambda: made.append(forward(made[0]))))
-    times.append(seconds(lambda: work.gradients(made[1])))
-    return times
+    return {"rate": "FLOP/s"}, measure
 
 
-def _step(attend: Attention, work: Workload, who: str) -> None:
-    mask, forward = _ours(attend, work) if who == "aotpack" else (work.visible, lambda made: sdpa(work, made))
-    work.gradients(forward(mask()))
+def mask(case: Case, who: str) -> _Measured:
+    """Seconds of a step's block mask."""
+    work = draw(case, gradients=False)
+    maker = (
+        way("aotpack", case)
+        if who == "aotpack"
+        else CompiledFlex(work.spec, compiled_mask=who == "mask-compiled")
+    )
+    chain = Chain((lambda _: maker.block_mask(**work.mask),), case.device)
+    return {}, lambda: {"mask": chain.seconds()[0]}
 
 
-def _status(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if found is None:
-        raise OSError(f"/proc/self/status has no {name}")
-    return int(found[1]) * 1024
+def overhead(case: Case, who: str) -> _Measured:
+    """Microseconds of the host until a call returns: block mask, forward, and backward through autograd."""
+    torch.set_num_threads(1)
+    work, attend = draw(case), way(who, case)
+    made = attend.block_mask(**work.mask)
+
+    def measure() -> dict[str, float]:
+        outs: list[Tensor] = []
+        found = {
+            "mask": lambda _: attend.block_mask(**work.mask),
+            "forward": lambda _: outs.append(attend(work.q, work.k, work.v, made)),
+            "backward": lambda number: work.gradients(outs[number]),
+        }
+        return {part: 1e6 * host_seconds(call, case.device, _CALLS) for part, call in found.items()}
+
+    measure()
+    return {}, measure
+
+
+def loader_overhead(case: Case) -> _Measured:
+    """The same of the bare programs in torch's own loader, without autograd."""
+    torch.set_num_threads(1)
+    work = draw(case, gradients=False)
+    programs = TorchPrograms(case, work.spec, tempfile.mkdtemp())
+    programs.load(1)
+    inputs = programs.step_inputs(work, programs.block_mask(work))
+    saved = {**inputs, **programs.forward(inputs)}
+
+    def measure() -> dict[str, float]:
+        found: dict[str, Callable[[int], object]] = {
+            "mask": lambda _: programs.block_mask(work),
+            "forward": lambda _: programs.forward(inputs),
+            "backward": lambda _: programs.backward(saved),
+        }
+        return {part: 1e6 * host_seconds(call, case.device, _CALLS) for part, call in found.items()}
+
+    measure()
+    return {}, measure

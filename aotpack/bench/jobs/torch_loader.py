@@ -14,37 +14,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aotpack.bench.case import Case
 from aotpack.bench.jobs.workload import Workload
 from aotpack.errors import InputError
-from aotpack.package import Package, Program
+from aotpack.package import Package, Program, Variant
 from aotpack.runtime.loading import variants_here
 from aotpack.spec import AttentionSpec
 
-__all__ = ["TorchPrograms"]
+__all__ = ["TorchPrograms", "write_programs"]
 
 
 class TorchPrograms:
     """The programs of a package's variant for a device, each a .pt2 file.
 
     Args:
-        package: a package file.
-        spec: one of its specs.
+        case: the package and the device.
+        spec: one of the package's.
         folder: for the .pt2 files.
-        device: ``"cpu"`` or a CUDA device.
         specialisation: which forward and backward, where there are several.
     """
 
     def __init__(
         self,
-        package: str,
+        case: Case,
         spec: AttentionSpec,
-        folder: Path,
+        folder: str | Path,
         *,
-        device: str = "cpu",
         specialisation: str = "general",
     ) -> None:
-        with Package.open(package) as opened:
-            chosen = variants_here(opened.manifest, device)
+        with Package.open(case.package) as opened:
+            chosen = variants_here(opened.manifest, case.device)
             variant = chosen[spec.digest]
             self._programs = {
                 p.name: p
@@ -52,7 +51,7 @@ class TorchPrograms:
                 if p.specialisation == ("general" if p.name == "block_mask" else specialisation)
             }
             self._files = {
-                name: _write(opened, program, folder, torch.device(device).type)
+                name: _write(opened, program, Path(folder) / f"{name}.pt2", case.device)
                 for name, program in self._programs.items()
             }
         self._runners: dict[str, Any] = {}
@@ -81,9 +80,22 @@ class TorchPrograms:
             **{f"input.{name}": tensor for name, tensor in rule.items()},
         }
 
+    def step_inputs(self, work: Workload, mask: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What forward and backward take, by the names of their inputs; ``mask`` is from ``block_mask``."""
+        tensors = {"q": work.q.detach(), "k": work.k.detach(), "v": work.v.detach(), "grad.out": work.grad}
+        return {**mask, **tensors, "grad.lse": torch.zeros(work.q.shape[:3], device=work.q.device)}
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """out, lse and what backward needs of forward."""
+        return self._run("forward", inputs)
+
+    def backward(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """grad.q, grad.k, grad.v, from the inputs and outputs of forward."""
+        return list(self._run("backward", inputs).values())
+
     def step(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Forward and backward: grad.q, grad.k, grad.v."""
-        return list(self._run("backward", {**inputs, **self._run("forward", inputs)}).values())
+        return self.backward({**inputs, **self.forward(inputs)})
 
     def _run(self, name: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         program = self._programs[name]
@@ -91,8 +103,15 @@ class TorchPrograms:
         return dict(zip(program.outputs, outputs, strict=True))
 
 
-def _write(package: Package, program: Program, folder: Path, device: str) -> Path:
-    path = folder / f"{program.name}.pt2"
+def write_programs(package: Package, variant: Variant, folder: Path, device: str) -> list[Path]:
+    """All programs of a variant, each a .pt2 file."""
+    return [
+        _write(package, program, folder / f"{number}.pt2", device)
+        for number, program in enumerate(variant.programs)
+    ]
+
+
+def _write(package: Package, program: Program, path: Path, device: str) -> Path:
     writer = torch._C.PyTorchFileWriter(str(path))
     inside = "data/aotinductor/model"
     records = {
@@ -100,7 +119,9 @@ def _write(package: Package, program: Program, folder: Path, device: str) -> Pat
         f"{inside}/program.wrapper.so": package.read_blob(program.library),
         # torch 2.11 finds the metadata by the name of the source, which it does not read.
         f"{inside}/program.wrapper.cpp": b"",
-        f"{inside}/program.wrapper_metadata.json": json.dumps({"AOTI_DEVICE_KEY": device}).encode(),
+        f"{inside}/program.wrapper_metadata.json": json.dumps(
+            {"AOTI_DEVICE_KEY": torch.device(device).type}
+        ).encode(),
         **{f"{inside}/{name}": package.read_blob(key) for name, key in program.kernels},
     }
     for name, data in records.items():

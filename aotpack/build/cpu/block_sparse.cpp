@@ -4,7 +4,8 @@
 //
 // Shapes: q, out, dq [B,H,Q,D]; k, dk [B,Hk,KV,D]; v, dv [B,Hk,KV,Dv]; lse, grad_lse [B,H,Q] float32;
 // index tensors as in torch's BlockMask, int32, [Bm,1,rows] and [Bm,1,rows,columns], Bm 1 or B;
-// tiles [P,128,128] bool: the cells of the partial blocks; tile_ids [Bm,1,Qblocks,KVblocks] int32.
+// tiles [P,128,16] uint8: the cells of the partial blocks, one bit each, column j in bit j % 8 (from the least
+// significant) of byte j / 8; tile_ids [Bm,1,Qblocks,KVblocks] int32.
 // All tensors are contiguous. Every loop order is fixed, so results do not depend on the thread count.
 
 #include <ATen/cpu/vec/functional.h>
@@ -17,9 +18,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <stdexcept>
@@ -30,12 +34,14 @@ namespace {
 
 using Vec = at::vec::Vectorized<float>;
 constexpr int64_t kBlock = 128;
+constexpr int64_t kRowBytes = kBlock / 8;  // of one row of a tile
 constexpr int64_t kHeadsAtOnce = 8;
 // Rows summed by one matrix product. MKL splits longer sums (768 and more, seen) by the thread count, and its
 // results then depend on it.
 constexpr int64_t kSumRows = 2 * kBlock;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 static_assert(kBlock % Vec::size() == 0);
+static_assert(std::endian::native == std::endian::little, "hide() reads 32 bits of a tile at once");
 
 void check(AOTITorchError code) {
   if (code != AOTI_TORCH_SUCCESS) throw std::runtime_error("aotpack: a torch call failed");
@@ -127,25 +133,36 @@ struct Line {
 struct Lines {
   View num, idx, full_num, full_idx;
   Lines(AtenTensorHandle n, AtenTensorHandle i, AtenTensorHandle fn, AtenTensorHandle fi)
-      : num(n, 3), idx(i, 4), full_num(fn, 3), full_idx(fi, 4) {}
+      : num(n, 3), idx(i, 4), full_num(fn, 3), full_idx(fi, 4) {
+    require(std::equal(num.sizes, num.sizes + 3, full_num.sizes) && std::equal(num.sizes, num.sizes + 3, idx.sizes) &&
+                std::equal(idx.sizes, idx.sizes + 4, full_idx.sizes),
+            "aotpack: the block lists do not fit each other");
+  }
   int64_t batch() const { return num.sizes[0]; }
   int64_t rows() const { return num.sizes[2]; }
   int64_t columns() const { return idx.sizes[3]; }
   Line line(int64_t b, int64_t row) const {
     const int64_t at = (b % batch()) * rows() + row;
-    return {idx.as<int32_t>() + at * columns(), full_idx.as<int32_t>() + at * columns(),
-            num.as<int32_t>()[at], full_num.as<int32_t>()[at]};
+    const Line line{idx.as<int32_t>() + at * columns(), full_idx.as<int32_t>() + at * columns(),
+                    num.as<int32_t>()[at], full_num.as<int32_t>()[at]};
+    require(0 <= line.partial_count && line.partial_count <= columns() && 0 <= line.full_count &&
+                line.full_count <= columns(),
+            "aotpack: a block list is longer than its row");
+    return line;
   }
 };
 
 struct Tiles {
   View cells, ids;
-  Tiles(AtenTensorHandle cells_, AtenTensorHandle ids_) : cells(cells_, 3), ids(ids_, 4) {}
-  const bool* tile(int64_t b, int64_t q_block, int64_t kv_block) const {
+  Tiles(AtenTensorHandle cells_, AtenTensorHandle ids_) : cells(cells_, 3), ids(ids_, 4) {
+    require(cells.dtype == aoti_torch_dtype_uint8() && cells.sizes[1] == kBlock && cells.sizes[2] == kRowBytes,
+            "aotpack: the block mask's tiles are not bits, uint8 [P,128,16]");
+  }
+  const uint8_t* tile(int64_t b, int64_t q_block, int64_t kv_block) const {
     const int64_t at = ((b % ids.sizes[0]) * ids.sizes[2] + q_block) * ids.sizes[3] + kv_block;
     const int32_t id = ids.as<int32_t>()[at];
     require(0 <= id && id < cells.sizes[0], "aotpack: a block mask names a tile that it does not have");
-    return cells.as<bool>() + id * kBlock * kBlock;
+    return cells.as<uint8_t>() + id * kBlock * kRowBytes;
   }
 };
 
@@ -212,10 +229,14 @@ void store(T* target, const float* tile, int64_t count) {
   for (int64_t i = 0; i < count; ++i) target[i] = static_cast<T>(tile[i]);
 }
 
-// Sets invisible cells of one row of scores to -inf.
-void hide(float* scores, const bool* visible, int64_t columns) {
+// Sets invisible cells of one row of scores to -inf; `visible` is that row of a tile, or null.
+void hide(float* scores, const uint8_t* visible, int64_t columns) {
   if (visible)
-    for (int64_t j = 0; j < kBlock; ++j) scores[j] = visible[j] ? scores[j] : -kInfinity;
+    for (int64_t first = 0; first < kBlock; first += 32) {
+      uint32_t bits;
+      std::memcpy(&bits, visible + first / 8, sizeof(bits));
+      for (uint32_t j = 0; j < 32; ++j) scores[first + j] = bits >> j & 1 ? scores[first + j] : -kInfinity;
+    }
   std::fill(scores + columns, scores + kBlock, -kInfinity);
 }
 
@@ -289,10 +310,10 @@ void forward(const Shape& s, const View& q, const View& k, const View& v, const 
       load(m.k.data, k.as<T>() + at * s.D, columns, s.D);
       load(m.v.data, v.as<T>() + at * s.Dv, columns, s.Dv);
       multiply(mp, mq, mk);
-      const bool* tile = line.is_partial(i) ? tiles.tile(b, q_block, kv_block) : nullptr;
+      const uint8_t* tile = line.is_partial(i) ? tiles.tile(b, q_block, kv_block) : nullptr;
       for (int64_t r = 0; r < rows; ++r) {
         float* scores = m.scores.data + r * kBlock;
-        hide(scores, tile ? tile + r % kBlock * kBlock : nullptr, columns);
+        hide(scores, tile ? tile + r % kBlock * kRowBytes : nullptr, columns);
         const float shrink = online_softmax(scores, m.top.data[r], m.sum.data[r]);
         if (shrink != 1.0f) scale_row(m.acc.data + r * s.Dv, s.Dv, shrink);
       }
@@ -367,10 +388,10 @@ struct Backward {
     multiply(matrix(m.scores.data, rows, kBlock), matrix(m.q.data, rows, s.D), matrix(m.k.data, kBlock, s.D, true));
     multiply(matrix(m.grad_p.data, rows, kBlock), matrix(m.grad.data, rows, s.Dv),
              matrix(m.v.data, kBlock, s.Dv, true));
-    const bool* tile = partial ? tiles.tile(b, q_block, kv_block) : nullptr;
+    const uint8_t* tile = partial ? tiles.tile(b, q_block, kv_block) : nullptr;
     const int64_t columns = std::min(kBlock, s.KV - kv_block * kBlock);
     for (int64_t r = 0; r < rows; ++r) {
-      hide(m.scores.data + r * kBlock, tile ? tile + r % kBlock * kBlock : nullptr, columns);
+      hide(m.scores.data + r * kBlock, tile ? tile + r % kBlock * kRowBytes : nullptr, columns);
       softmax_gradient(m.scores.data + r * kBlock, m.grad_p.data + r * kBlock, m.lse.data[r], m.delta.data[r]);
     }
   }

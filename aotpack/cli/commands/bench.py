@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import click
 
-from aotpack.bench import BENCHES, Result, Row, Settings, default_specs, run
+from aotpack.bench import BENCHES, NAMES, Result, Row, Settings, default_specs, run, run_all
+from aotpack.bench.plot import check_matplotlib, plot
 from aotpack.build import build
 from aotpack.cli.console import Console, talking
 from aotpack.cli.progress import BuildProgress
 from aotpack.cli.text import columns, duration
 from aotpack.errors import InputError
+from aotpack.files import replace_file
 
 __all__ = ["bench"]
+
+_RIVALS = [name for name in NAMES if name != "aotpack"]
 
 
 @click.command()
@@ -27,31 +33,94 @@ __all__ = ["bench"]
     type=click.Path(path_type=Path),
     help="Measure this one.  [default: build the attention of qwen2.5-0.5b-dflash]",
 )
-@click.option("--device", default="cpu", show_default=True, help="coldstart: cpu, cuda or cuda:N.")
+@click.option("--spec", help="Measure this spec only.  [default: step, memory: all; others: the first]")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @click.option(
     "--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Measurements of each row."
 )
+@click.option("--batch", type=click.IntRange(min=1), help="Batch B.  [default: the bench's own]")
 @click.option("--context", type=click.IntRange(min=16), help="Context tokens S.  [default: the bench's own]")
 @click.option("--anchors", type=click.IntRange(min=1), help="Draft blocks N.  [default: the bench's own]")
-@click.option("--slow", is_flag=True, help="step: also torch.compile'd dense math, which takes minutes.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=900.0,
+    show_default=True,
+    help="Seconds a rival may take to get ready, and for a measurement.",
+)
+@click.option(
+    "--without",
+    multiple=True,
+    type=click.Choice(_RIVALS),
+    metavar="RIVAL",
+    help=f"Leave out {', '.join(_RIVALS)}; may be repeated.",
+)
+@click.option(
+    "--plot", "picture", type=click.Path(path_type=Path), metavar="FILE", help="Draw the ratios, as a PNG."
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Write NAME.json of each bench there as soon as it is done.",
+)
 @talking
-def bench(console: Console, name: str, package: Path | None, **options: Any) -> None:
-    """Measure, each beside the alternatives, in one run.
+def bench(
+    console: Console, name: str, package: Path | None, picture: Path | None, save: Path | None, **options: Any
+) -> int:
+    """Measure, each beside the alternatives, in one run. Rows have ratios over aotpack's own.
 
     \b
-    coldstart  load and first step in fresh processes, against torch.compile
-    step       forward, backward and memory, against dense attention
+    mask       a step's block mask, against create_block_mask
+    step       forward and backward, against torch.compile, SDPA and cuDNN
+    memory     what a step takes at its highest
+    overhead   what the host pays for a call
+    size       what a node reads, against .pt2 files and compile caches
     threads    two threads with twice the work, against torch's own loader
+    scaling    time against visible blocks, S 512 to 8192
+    train      a whole training step of five layers, and the first one
+    coldstart  load and first step in fresh processes, against torch.compile
+    all        all of them
     """
+    if picture is not None:
+        check_matplotlib()
+    if save is not None:
+        save.mkdir(parents=True, exist_ok=True)
+
+    def done(result: Result) -> None:
+        if save is not None:
+            text = json.dumps({"schema": result.schema, **result.to_dict()}, indent=2, allow_nan=False)
+            replace_file(save / f"{result.name}.json", text.encode() + b"\n")
+
     names = list(BENCHES) if name == "all" else [name]
+    options["without"] = frozenset(options["without"])
     with _package(console, package, names, options["device"]) as path:
         settings = Settings(package=path, say=console.say, **options)
-        results = [run(each, settings) for each in names]
-    text = "\n\n".join(_text(result) for result in results)
-    if name == "all":
-        console.show("aotpack.bench.all/1", _together(results), text)
-    else:
-        console.show(results[0].schema, results[0].to_dict(), text)
+        if name == "all":
+            return _all(console, settings, picture, done)
+        result = run(name, settings)
+    done(result)
+    console.show(result.schema, result.to_dict(), _text(result))
+    if picture is not None:
+        plot([result], picture)
+    return 0
+
+
+def _all(console: Console, settings: Settings, picture: Path | None, done: Callable[[Result], None]) -> int:
+    """Shows what could be measured; 1 where aotpack itself could not be."""
+
+    def tell(result: Result) -> None:
+        done(result)
+        # Seen even where the run is ended before it is through.
+        console.say(_text(result) + "\n")
+
+    report = run_all(settings, tell)
+    parts = [_text(result) for result in report.results]
+    parts += [f"{name} failed: {why}" for name, why in report.failed.items()]
+    console.show("aotpack.bench.all/1", report.to_dict(), "\n\n".join(parts))
+    if picture is not None and report.results:
+        plot(report.results, picture)
+    return int(bool(report.failed))
 
 
 @contextlib.contextmanager
@@ -61,24 +130,19 @@ def _package(console: Console, given: Path | None, names: Sequence[str], device:
             raise InputError(f"there is no package at {given}", remedy="check the path, or build the package")
         yield given
         return
-    dtypes = ("bfloat16", "float32") if "step" in names else ("bfloat16",)
+    dtypes = ("bfloat16", "float32") if {"step", "memory"} & set(names) else ("bfloat16",)
     with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder, BuildProgress(console) as progress:
         target, output = device.partition(":")[0], Path(folder) / "bench.aotpack"
         yield build(default_specs(*dtypes), [target], output, progress=progress).path
 
 
-def _together(results: Sequence[Result]) -> dict[str, Any]:
-    parts = {result.name: result.to_dict() for result in results}
-    rows = [
-        {**row, "what": f"{name}: {row['what']}"} for name, part in parts.items() for row in part.pop("rows")
-    ]
-    return {"rows": rows, **parts}
-
-
 def _text(result: Result) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in result.facts.items())
-    rows = [[row.what, _value(row), _spread(row), _ratio(row)] for row in result.rows]
-    table = columns(rows, ["what", "median", "lowest to highest", "ratio"])
+    rows = [
+        [shorten(row.what, 140, placeholder=" ..."), _value(row), _spread(row), _ratio(row)]
+        for row in result.rows
+    ]
+    table = columns(rows, ["what", "median", "quartiles", "ratio"])
     return f"{result.name}: {result.measured}\n{facts}\n\n{table}"
 
 
@@ -90,7 +154,9 @@ def _value(row: Row, value: float | None = None) -> str:
 
 
 def _spread(row: Row) -> str:
-    return "" if row.spread is None else " to ".join(_value(row, bound) for bound in row.spread)
+    if row.spread is None or row.count < 2:
+        return ""
+    return " to ".join(_value(row, bound) for bound in row.spread)
 
 
 def _ratio(row: Row) -> str:

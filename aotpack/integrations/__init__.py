@@ -1,0 +1,1 @@
+"""aotpack in the libraries that trainers are made of."""
