@@ -36,7 +36,7 @@ class _Tiles:
 # Measured on an H200 with Qwen3-8B's heads, dim 128: two programs of 4 warps run at once on a multiprocessor;
 # larger tiles leave room for one, and smaller ones multiply too little for each load. With 8 warps and 3
 # stages backward_keys gave other results from run to run (triton 3.8.0).
-_TILES: Final[Mapping[int, _Tiles]] = {128: _Tiles(64, 64, 2), 64: _Tiles(64, 64, 3)}
+_TILES: Final[Mapping[int, _Tiles]] = {128: _Tiles(64, 64, 2), 64: _Tiles(64, 64, 2)}
 _WARPS: Final = 4
 # Rows are padded to this in the tensors that one backward kernel writes for the other.
 _PADDED: Final = 128
