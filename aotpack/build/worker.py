@@ -1,7 +1,7 @@
 """The build's own process: ``python -m aotpack.build.worker JOB``.
 
 JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each), ``template``
-(torch's where there are kernels of ours), ``modules`` (where rules of the user's own come from) and ``folder``.
+(torch's where there are kernels of ours), ``modules`` (where a user's own rules come from) and ``folder``.
 Progress goes to stdout, one JSON object a line; the results are files in the folder and ``result.json``,
 which names them.
 """
