@@ -43,7 +43,14 @@ def check_build(
     shapes = [(shape[0], shape[1], shape[2]) for shape in options["shapes"]]
     with tempfile.TemporaryDirectory(prefix="aotpack-check-") as folder:
         again = Path(folder) / "again.aotpack"
-        report = build(manifest.specs, targets, again, shapes=shapes, progress=progress)
+        report = build(
+            manifest.specs,
+            targets,
+            again,
+            shapes=shapes,
+            template=options.get("template", False),
+            progress=progress,
+        )
         with Package.open(again) as package:
             made = package.manifest
     if report.digest != digest:

@@ -21,6 +21,7 @@ from aotpack.build.absent import DeviceType
 from aotpack.build.compile import FUSE_THE_RULE, host_options, vector_instructions
 from aotpack.build.export import Graph
 from aotpack.build.guards import count_guards, undeclared_guards
+from aotpack.build.launch import split_descriptors
 from aotpack.build.move import to_cuda
 from aotpack.build.templates import sizes_in_score_graphs, unchecked_full_blocks
 from aotpack.build.toolchain import HostFlags
@@ -80,7 +81,12 @@ def compile_cuda(
         "split_reductions": False,
     }
     CudaKernelParamCache.cache_clear()
-    with vector_instructions(flags), unchecked_full_blocks(), sizes_in_score_graphs():
+    with (
+        vector_instructions(flags),
+        unchecked_full_blocks(),
+        sizes_in_score_graphs(),
+        split_descriptors(),
+    ):
         made: Any = torch._inductor.aot_compile(moved.module, moved.args, options=options)
     libraries = [Path(str(path)) for path in made if str(path).endswith(".so")]
     if len(libraries) != 1:

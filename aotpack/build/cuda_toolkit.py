@@ -23,6 +23,7 @@ DRIVER_SYMBOLS: Final = (
     "cuModuleLoad",
     "cuModuleLoadData",
     "cuModuleUnload",
+    "cuTensorMapEncodeTiled",
 )
 
 

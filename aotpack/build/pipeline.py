@@ -72,6 +72,7 @@ def build(
     output: str | os.PathLike[str],
     *,
     shapes: Sequence[tuple[int, int, int]] = (),
+    template: bool = False,
     progress: Callable[[Stage], None] | None = None,
 ) -> BuildReport:
     """Compiles specs for targets into one package.
@@ -83,6 +84,8 @@ def build(
         output: the package file; written at the very end, all or nothing.
         shapes: (batch, query length, key length) for which CUDA variants get programs of their own, beside
             those for any length.
+        template: compile torch's flex attention for CUDA also where aotpack has kernels of its own, which
+            are compared with it.
         progress: called as each stage begins and ends.
 
     Raises:
@@ -113,7 +116,7 @@ def build(
     tools: dict[str, str] = {}
     for target in chosen:
         with tempfile.TemporaryDirectory(prefix="aotpack-build-") as folder:
-            result = _run_worker(specs, target, shapes, modules, Path(folder), note)
+            result = _run_worker(specs, target, shapes, template, modules, Path(folder), note)
             variants += _variants(result["variants"], target, blobs)
             tools |= result["tools"]
     manifest = Manifest(
@@ -122,7 +125,10 @@ def build(
         variants=tuple(variants),
         provenance={
             **tools,
-            "options": {"shapes": [list(shape) for shape in shapes]},
+            "options": {
+                "shapes": [list(shape) for shape in shapes],
+                **({"template": True} if template else {}),
+            },
             **_precisions(specs),
             "sbom": bill_of_materials(tools),
         },
@@ -214,6 +220,7 @@ def _run_worker(
     specs: Mapping[str, AttentionSpec],
     target: Target,
     shapes: Sequence[tuple[int, int, int]],
+    template: bool,
     modules: Sequence[str],
     folder: Path,
     note: Callable[[Stage], None],
@@ -222,6 +229,7 @@ def _run_worker(
         "specs": {n: s.to_dict() for n, s in specs.items()},
         "target": str(target),
         "shapes": [list(shape) for shape in shapes],
+        "template": template,
         "modules": list(modules),
         "folder": str(folder),
     }

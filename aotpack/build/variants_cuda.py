@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from aotpack.build import programs_dflash
 from aotpack.build.absent import DEVICES, absent_device, check_torch
 from aotpack.build.compile_cuda import SharedMemoryError, compile_cuda
 from aotpack.build.export import Graph, differentiate, export
 from aotpack.build.facts import cubin_facts, library_facts
+from aotpack.build.launch import check_written
 from aotpack.build.programs_cuda import attention_program, block_mask_program
 from aotpack.build.scalars import with_pairs
 from aotpack.build.sinks import with_sinks
@@ -36,6 +38,8 @@ def cuda_programs(
     folder: Path,
     stage: _Stage,
     more: Sequence[Specialisation] = (),
+    *,
+    template: bool = False,
 ) -> list[dict[str, Any]]:
     """Compiles a spec's programs; returns their facts.
 
@@ -46,16 +50,36 @@ def cuda_programs(
         folder: of the build.
         stage: reports a stage, named by its program, and the spec's name.
         more: specialisations of attention beside the usual ones, and before them.
+        template: compile torch's flex attention also where there are kernels of our own.
 
     Raises:
         UnsupportedError: a kernel needs more shared memory than the device type has, with any tiles.
     """
     check_torch()
     compiler = _Compiler(target, folder)
+    if not template and programs_dflash.has_kernels(spec, compiler.capability):
+        return _dflash(name, spec, compiler, stage, more)
     with stage("block_mask", name):
         programs = [compiler.program("block_mask", BLOCK_MASK, export(block_mask_program(spec, BLOCK_MASK)))]
     for kind in (*more, *ATTENTION):
         programs += _attention(name, spec, kind, compiler, stage)
+    return programs
+
+
+def _dflash(
+    name: str, spec: AttentionSpec, compiler: _Compiler, stage: _Stage, more: Sequence[Specialisation]
+) -> list[dict[str, Any]]:
+    with stage("block_mask", name):
+        graph = export(programs_dflash.block_mask_program(spec))
+        programs = [compiler.program("block_mask", BLOCK_MASK, graph)]
+    # One serves any lengths: its kernels take them as they come, and index heads with 64 bits.
+    for kind in (*more, ATTENTION[-1]):
+        for program in programs_dflash.attention_programs(spec, kind):
+            with stage(f"{program.name} {kind.name}", name):
+                with compiler.device():
+                    graph = export(program.program)
+                check_written(graph, program.results)
+                programs.append(compiler.program(program.name, kind, graph))
     return programs
 
 
@@ -104,10 +128,14 @@ class _Compiler:
         self._device, self._folder = DEVICES[target.capability], folder
         self._flags = HOST_FLAGS["aarch64" if platform.machine() == "aarch64" else "x86_64-v3"]
 
+    def device(self) -> AbstractContextManager[None]:
+        """Inside, torch and triton find the target's device."""
+        return absent_device(self._device, self._folder)
+
     def program(self, name: str, kind: Specialisation, graph: Graph) -> dict[str, Any]:
         """Compiles one program; returns its facts."""
         label = re.sub(r"\W", "_", f"{name}_{kind.name}")
-        with absent_device(self._device, self._folder):
+        with self.device():
             # Block lists are tuned for more than one block and right for one; see block_mask_program.
             strict = name != "block_mask"
             made = compile_cuda(

@@ -1,7 +1,7 @@
 """The build's own process: ``python -m aotpack.build.worker JOB``.
 
-JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each), ``modules`` (where
-rules of the user's own are imported from) and ``folder``.
+JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each), ``template``
+(torch's where there are kernels of ours), ``modules`` (where a user's own rules come from) and ``folder``.
 Progress goes to stdout, one JSON object a line; the results are files in the folder and ``result.json``,
 which names them.
 """
@@ -55,7 +55,7 @@ def main(job_file: str) -> int:
             _try_rules(spec)
         target = Target.parse(job["target"])
         if target.device == "cuda":
-            result = _build_cuda(specs, target, job["shapes"], folder)
+            result = _build_cuda(specs, target, job["shapes"], folder, template=job["template"])
         else:
             result = _build_cpu(specs, target, folder)
     except AotpackError as error:
@@ -100,7 +100,12 @@ def _distinct(specs: dict[str, AttentionSpec]) -> dict[str, tuple[str, Attention
 
 
 def _build_cuda(
-    specs: dict[str, AttentionSpec], target: Target, shapes: list[list[int]], folder: Path
+    specs: dict[str, AttentionSpec],
+    target: Target,
+    shapes: list[list[int]],
+    folder: Path,
+    *,
+    template: bool,
 ) -> dict[str, Any]:
     # Imported here, because it needs triton.
     from aotpack.build.specialisations import exact
@@ -108,10 +113,11 @@ def _build_cuda(
 
     hide_paths(folder)
     more = [exact(*shape) for shape in shapes]
-    return {
-        digest: _variant(name, spec, cuda_programs(name, spec, target, folder, _stage, more), folder)
-        for digest, (name, spec) in _distinct(specs).items()
-    }
+    found = {}
+    for digest, (name, spec) in _distinct(specs).items():
+        programs = cuda_programs(name, spec, target, folder, _stage, more, template=template)
+        found[digest] = _variant(name, spec, programs, folder)
+    return found
 
 
 def _build_cpu(specs: dict[str, AttentionSpec], target: Target, folder: Path) -> dict[str, Any]:

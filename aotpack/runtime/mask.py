@@ -14,12 +14,13 @@ __all__ = ["BlockMask"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BlockMask:
-    """Visible 128x128 blocks of one step's mask, for every layer that shares it.
+    """What one step's mask lets be seen, for every layer that shares it.
 
     Attributes:
         spec: the rule that it was made by; None for one taken over from torch's ``BlockMask``.
         lengths: sizes of the axes, in tokens; batch is 1 for a mask that all entries share.
-        tensors: in the order of the programs' ``mask.*`` inputs.
+        tensors: in the order of the programs' ``mask.*`` inputs: lists of visible 128x128 blocks or, of our
+            own CUDA kernels, each draft block's end of the context.
         dense: bool [batch,1,query,key] where the eager fallback made it, else None.
     """
 

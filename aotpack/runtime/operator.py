@@ -28,6 +28,7 @@ _SCHEMAS: Final = (
         "Tensor out, Tensor lse, Tensor[] mask) -> (Tensor dq, Tensor dk, Tensor dv)"
     ),
 )
+_ALIGNMENT: Final = 16
 
 
 class Programs(Protocol):
@@ -101,8 +102,14 @@ def not_twice() -> UnsupportedError:
     )
 
 
+def _dense(tensor: Tensor) -> Tensor:
+    """Contiguous, and where kernels can read 16 bytes at once: a slice may begin elsewhere."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+
+
 def _forward(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
-    return find(key).forward(q.contiguous(), k.contiguous(), v.contiguous(), mask)
+    return find(key).forward(_dense(q), _dense(k), _dense(v), mask)
 
 
 def _backward(
@@ -116,8 +123,8 @@ def _backward(
     lse: Tensor,
     mask: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grads = (grad_out.contiguous(), grad_lse.contiguous())
-    dq, dk, dv = find(key).backward(*grads, q.contiguous(), k.contiguous(), v.contiguous(), out, lse, mask)
+    grads = (_dense(grad_out), _dense(grad_lse))
+    dq, dk, dv = find(key).backward(*grads, _dense(q), _dense(k), _dense(v), out, lse, mask)
     return dq, dk, dv
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,16 +34,26 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def hopper(built: Path) -> Path:
-    path = built / "sm90.aotpack"
+def without_toolkit(path: Path, **options: Any) -> Path:
     if not path.exists():
         with pytest.MonkeyPatch.context() as patch:
             folders = os.environ["PATH"].split(os.pathsep)
             patch.setenv("PATH", os.pathsep.join(f for f in folders if not (Path(f) / "nvcc").exists()))
             patch.delenv("CUDA_HOME", raising=False)
-            build({"full": SPEC}, ["cuda-sm90"], path, shapes=[SHAPE])
+            build({"full": SPEC}, ["cuda-sm90"], path, **options)
     return path
+
+
+@pytest.fixture(scope="module")
+def hopper(built: Path) -> Path:
+    """With torch's template, which has programs for several classes of shapes."""
+    return without_toolkit(built / "sm90.aotpack", shapes=[SHAPE], template=True)
+
+
+@pytest.fixture(scope="module")
+def own(built: Path) -> Path:
+    """With kernels of our own."""
+    return without_toolkit(built / "sm90.own.aotpack")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +77,36 @@ def libraries(hopper: Path, variant: Variant, tmp_path_factory: pytest.TempPathF
             paths.append(folder / f"{program.name}.{program.specialisation}.so")
             paths[-1].write_bytes(package.read_blob(program.library))
     return paths
+
+
+def test_kernels_of_our_own_are_one_program_for_any_size(own: Path, hopper: Path) -> None:
+    with Package.open(own) as package:
+        (variant,) = package.manifest.variants
+    anything = {"max_batch": 65535, "max_length": 1 << 22}
+    found = {(p.name, p.specialisation): p for p in variant.programs}
+    assert list(found) == [(n, "general") for n in ("block_mask", "forward", "backward")]
+    assert found["block_mask", "general"].outputs == ("ends",)
+    for name in ("forward", "backward"):
+        assert dict(found[name, "general"].bounds) == anything
+        assert found[name, "general"].inputs[:4] == ("q", "k", "v", "mask.ends")
+    assert found["backward", "general"].outputs == ("grad.q", "grad.k", "grad.v")
+    cuda = variant.requires.cuda
+    assert cuda is not None
+    # Nothing else: no copies of what the kernels read.
+    mask, *attention = (kernel.name for kernel in cuda.kernels)
+    assert attention == ["forward", "backward_queries", "backward_keys"]
+    assert mask.startswith("block_mask_general_triton_poi")
+    assert "cuTensorMapEncodeTiled" in cuda.symbols
+    for kernel in cuda.kernels:
+        # Two of them at once on a multiprocessor, each with a reserved KiB.
+        assert 2 * (kernel.shared_memory + 1024) <= DEVICES[9, 0].shared_memory + 1024
+        assert kernel.spills is not None
+        assert kernel.spills <= 64
+    assert own.stat().st_size < hopper.stat().st_size
+
+
+def test_kernels_of_our_own_are_hopper_code(own: Path, tmp_path: Path) -> None:
+    check_disassembly(own, tmp_path)
 
 
 def run(*command: str) -> str:
@@ -173,7 +214,7 @@ def check_disassembly(package: Path, folder: Path) -> None:
                 )
                 # Local memory is touched where, and only where, registers were spilled.
                 assert ((function, 0) in spills) != bool(ops & {"STL", "LDL"}), function
-                if "_tem_" in function:
+                if "_tem_" in function or function in ("forward", "backward_queries", "backward_keys"):
                     assert MATRIX[target] in ops, function
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import aotpack
 from aotpack.errors import InputError, UnsupportedError
+from aotpack.runtime.operator import enroll
 from tests.cases import Case, exact, make_case, relative_error, run, visible_cells
 
 
@@ -39,6 +41,28 @@ def test_non_contiguous_expanded_and_offset_inputs(attention: aotpack.Attention,
     for found, right in zip((out, lse, q.grad, k.grad, v.grad), expected, strict=True):
         assert found is not None
         assert torch.equal(found, right)
+
+
+def test_programs_get_tensors_that_begin_at_multiples_of_16_bytes(
+    attention: aotpack.Attention, case: Case
+) -> None:
+    programs = attention._programs
+    assert programs is not None
+    places: list[int] = []
+
+    class Watched:
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
+            places.extend(tensor.data_ptr() for tensor in (q, k, v))
+            return programs.forward(q, k, v, mask)
+
+    watched = Watched()
+    mask = list(attention.block_mask(**case.mask).tensors)
+    offset = [torch.cat([torch.zeros(1), t.flatten()])[1:].view(t.shape) for t in (case.q, case.k, case.v)]
+    assert all(tensor.data_ptr() % 16 for tensor in offset)
+    with torch.no_grad():
+        out, _ = torch.ops.aotpack.attention.default(enroll(watched), *offset, mask)
+        assert torch.equal(out, attention(case.q, case.k, case.v, attention.block_mask(**case.mask)))
+    assert [place % 16 for place in places] == [0, 0, 0]
 
 
 def test_broadcast_gradient_and_one_tensor_as_key_and_value(attention: aotpack.Attention, case: Case) -> None:

@@ -1,0 +1,1 @@
+"""Attention kernels of our own, in Triton, for masks whose structure says what a tile sees."""

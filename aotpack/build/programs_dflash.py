@@ -1,0 +1,230 @@
+"""The programs of a DFlash drafter on a device for which its own kernels were measured.
+
+The block mask is ``ends``, int32 [B, N]: each block's anchor, and -1 for one that is not kept. Forward and
+backward are launches of ``aotpack.build.kernels.dflash``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from aotpack.build.blocks import mask_arguments
+from aotpack.build.launch import launch
+from aotpack.build.programs import Program
+from aotpack.build.specialisations import MAX_BATCH, MAX_LENGTH, Specialisation
+from aotpack.spec import AttentionSpec
+
+__all__ = ["AttentionProgram", "attention_programs", "block_mask_program", "has_kernels"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Rows and keys of a kernel's tiles, and the stages of its loop. Four warps run it."""
+
+    rows: int
+    keys: int
+    stages: int
+
+
+# Measured on an H200 with Qwen3-8B's heads, dim 128: two programs of 4 warps run at once on a multiprocessor;
+# larger tiles leave room for one, and smaller ones multiply too little for each load. With 8 warps and 3
+# stages backward_keys gave other results from run to run (triton 3.8.0).
+_TILES: Final[Mapping[int, _Tiles]] = {128: _Tiles(64, 64, 2), 64: _Tiles(64, 64, 2)}
+_WARPS: Final = 4
+# Rows are padded to this in the tensors that one backward kernel writes for the other.
+_PADDED: Final = 128
+
+
+def has_kernels(spec: AttentionSpec, capability: tuple[int, int]) -> bool:
+    """Whether this module's programs are for such a spec and device; if not, torch's template is."""
+    return (
+        capability == (9, 0)
+        and spec.mask.family == "dflash"
+        and spec.score is None
+        and spec.dtype in ("bfloat16", "float16")
+        and spec.head_dim == spec.value_dim
+        and spec.head_dim in _TILES
+        and spec.scale > 0
+    )
+
+
+class _Ends(torch.nn.Module):
+    def forward(self, *args: Tensor) -> tuple[Tensor]:
+        anchors, keep, context = args
+        # Values are not checked on a GPU, where that would wait; a wrong one must not read past an end.
+        bounded = anchors.clamp(0, context.shape[0])
+        # Not torch.where: its -1 would be a tensor, and Inductor evaluates constant ones, on a device.
+        return (((bounded + 1) * keep - 1).to(torch.int32),)
+
+
+def block_mask_program(spec: AttentionSpec) -> Program:
+    """Inputs anchors, keep and the context's length carrier; output ends."""
+    arguments = mask_arguments(spec.mask, {"B": 2, "N": 509, "T": 4099})
+    batch, length = Dim.DYNAMIC(max=MAX_BATCH), Dim.DYNAMIC(max=MAX_LENGTH)
+    return Program(
+        module=_Ends(),
+        args=arguments.tensors,
+        dynamic_shapes=tuple(
+            {i: batch if axis == "B" else length for i, axis in enumerate(axes)} for axes in arguments.axes
+        ),
+        inputs=arguments.names,
+        outputs=("ends",),
+    )
+
+
+class _Kernels(torch.nn.Module):
+    """What forward and backward share: how a kernel is launched for a spec."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.tiles = _TILES[spec.head_dim]
+        self.constants: dict[str, Any] = {
+            "heads": spec.heads,
+            "kv_heads": spec.kv_heads,
+            "dim": spec.head_dim,
+            "size": spec.mask.block_size,
+            "window": spec.mask.window,
+            "scale": spec.scale * math.log2(math.e),
+            "block_m": self.tiles.rows,
+            "block_n": self.tiles.keys,
+            "stages": self.tiles.stages,
+            "tma": True,
+        }
+
+    def launch(self, kernel: Any, programs: Any, tensors: Mapping[str, Tensor], **constants: Any) -> None:
+        """Launches a kernel with the lengths of q, k and ends and with descriptors of what its loop reads."""
+        rows, keys, dim = self.tiles.rows, self.tiles.keys, self.spec.head_dim
+        tiles = {"q": rows, "grad": rows, "k": keys, "v": keys}
+        arguments = {n: t.flatten(0, 1) if n in tiles else t for n, t in tensors.items()}
+        launch(
+            kernel,
+            programs,
+            arguments,
+            {**self.constants, **constants},
+            {n: (1, length, dim) for n, length in tiles.items() if n in arguments},
+            warps=_WARPS,
+            stages=self.tiles.stages,
+        )
+
+
+class _Forward(_Kernels):
+    def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
+        from aotpack.build.kernels import dflash
+
+        q, k, v, ends = args
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+        programs = _tiles(q.shape[2], self.tiles.rows) * q.shape[0] * self.spec.heads
+        lengths: Any = {"query": q.shape[2], "key": k.shape[2], "blocks": ends.shape[1]}
+        tensors = {"q_ptr": q, "k": k, "v": v, "ends_ptr": ends, "out_ptr": out, "lse_ptr": lse}
+        # Keys of one entry stay in the L2 cache while all its heads run.
+        self.launch(dflash.forward, programs, {**tensors, **lengths}, abreast=self.spec.heads)
+        return out, lse
+
+
+class _Backward(_Kernels):
+    def forward(self, *args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        from aotpack.build.kernels import dflash
+
+        q, k, v, ends, out, lse, grad, grad_lse = args
+        spec, tiles, query, key = self.spec, self.tiles, q.shape[2], k.shape[2]
+        dq, dk, dv = (torch.empty_like(tensor) for tensor in (q, k, v))
+        padded = (*q.shape[:2], _tiles(query, _PADDED) * _PADDED)
+        shift, delta = (q.new_empty(padded, dtype=torch.float32) for _ in range(2))
+        lengths: Any = {"query": query, "key": key, "blocks": ends.shape[1]}
+        given = {"out_ptr": out, "lse_ptr": lse, "grad_ptr": grad, "grad_lse_ptr": grad_lse}
+        between = {"ends_ptr": ends, "shift_ptr": shift, "delta_ptr": delta}
+        self.launch(
+            dflash.backward_queries,
+            _tiles(query, tiles.rows) * q.shape[0] * spec.heads,
+            {"q_ptr": q, "k": k, "v": v, "dq_ptr": dq, **given, **between, **lengths},
+            factor=spec.scale,
+            abreast=spec.heads // spec.kv_heads,
+        )
+        self.launch(
+            dflash.backward_keys,
+            (_tiles(key - query, tiles.keys) + _tiles(query, tiles.keys)) * q.shape[0] * spec.kv_heads,
+            {"q": q, "k": k, "v": v, "grad": grad, "dk_ptr": dk, "dv_ptr": dv, **between, **lengths},
+            factor=spec.scale,
+        )
+        return dq, dk, dv
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionProgram:
+    """Forward or backward.
+
+    Attributes:
+        name: ``"forward"`` or ``"backward"``.
+        program: for torch.export.
+        results: the kernels' parameters that they write.
+    """
+
+    name: str
+    program: Program
+    results: frozenset[str]
+
+
+def attention_programs(
+    spec: AttentionSpec, specialisation: Specialisation
+) -> tuple[AttentionProgram, AttentionProgram]:
+    """Forward from q, k, v and ends to out and lse; backward from these and their gradients."""
+    taken, returned = ("q", "k", "v", "mask.ends"), ("out", "lse")
+    passed = (*taken, *returned, "grad.out", "grad.lse")
+    gradients = ("grad.q", "grad.k", "grad.v")
+    return (
+        AttentionProgram(
+            name="forward",
+            program=_program(_Forward(spec), specialisation, taken, returned),
+            results=frozenset({"out_ptr", "lse_ptr"}),
+        ),
+        AttentionProgram(
+            name="backward",
+            program=_program(_Backward(spec), specialisation, passed, gradients),
+            results=frozenset({"dq_ptr", "dk_ptr", "dv_ptr", "shift_ptr", "delta_ptr"}),
+        ),
+    )
+
+
+def _program(
+    module: _Kernels, specialisation: Specialisation, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> Program:
+    spec, fixed = module.spec, specialisation.fixed
+    dtype = getattr(torch, spec.dtype)
+    query, key = ("B", spec.heads, "Q", spec.head_dim), ("B", spec.kv_heads, "K", spec.head_dim)
+    known: dict[str, tuple[tuple[str | int, ...], torch.dtype]] = {
+        **dict.fromkeys(("q", "out", "grad.out"), (query, dtype)),
+        **dict.fromkeys(("k", "v"), (key, dtype)),
+        **dict.fromkeys(("lse", "grad.lse"), (query[:3], torch.float32)),
+        "mask.ends": (("B", "N"), torch.int32),
+    }
+    sizes = {"B": 2, "Q": 8224, "K": 8224 + 4099, **fixed}
+    sizes["N"] = -(-sizes["Q"] // spec.mask.draft_size)
+    dims = {} if fixed else {axis: Dim(axis, min=1, max=MAX_LENGTH) for axis in "QKN"}
+    dims |= {} if fixed else {"B": Dim("B", min=1, max=MAX_BATCH)}
+    taken = [known[name] for name in inputs]
+    return Program(
+        module=module,
+        # Empty, because nobody reads their values and most of them are large.
+        args=tuple(
+            torch.empty([sizes[axis] if isinstance(axis, str) else axis for axis in axes], dtype=t)
+            for axes, t in taken
+        ),
+        dynamic_shapes=tuple(
+            {i: dims[axis] for i, axis in enumerate(axes) if isinstance(axis, str) and axis in dims}
+            for axes, _ in taken
+        ),
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+def _tiles(length: Any, size: int) -> Any:
+    return (length + size - 1) // size

@@ -1,0 +1,113 @@
+"""Our own attention kernels: right when interpreted, and launched for the specs they were measured on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+
+from aotpack.build import absent
+from aotpack.build.export import export
+from aotpack.build.launch import check_written, split_descriptors
+from aotpack.build.programs_dflash import attention_programs, block_mask_program, has_kernels
+from aotpack.build.specialisations import ATTENTION
+from aotpack.build.specialisations import exact as exact_shape
+from aotpack.errors import BuildError, HostError
+from aotpack.spec import AttentionSpec, MaskSpec
+from tests.build.interpreted import CASES
+
+pytestmark = pytest.mark.skipif(
+    torch.__version__.partition("+")[0] not in absent.TRIED or torch.version.cuda is None,
+    reason="building for CUDA needs the wheel of torch 2.14.1 for CUDA",
+)
+
+SPEC = AttentionSpec(
+    heads=4, kv_heads=2, head_dim=64, dtype="bfloat16", mask=MaskSpec(family="dflash", block_size=16)
+)
+HOPPER = (9, 0)
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, dict[str, float]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.build.interpreted"],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    found: dict[str, dict[str, float]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_kernels_agree_with_dense_math(errors: dict[str, dict[str, float]], name: str) -> None:
+    bound = 2e-6 if CASES[name][0].dtype == "float32" else 1e-3
+    assert set(errors[name]) == {"out", "lse", "dq", "dk", "dv"}
+    assert max(errors[name].values()) < bound
+
+
+@pytest.mark.parametrize(
+    ("change", "capability"),
+    [
+        ({}, (8, 0)),
+        ({}, (10, 0)),
+        ({"dtype": "float32"}, HOPPER),
+        ({"head_dim": 96}, HOPPER),
+        ({"value_dim": 128}, HOPPER),
+        ({"mask": MaskSpec(family="causal")}, HOPPER),
+        ({"mask": MaskSpec(family="dflash-speculators", block_size=16)}, HOPPER),
+    ],
+)
+def test_other_specs_and_devices_take_the_template(
+    change: dict[str, Any], capability: tuple[int, int]
+) -> None:
+    usual = {name: getattr(SPEC, name) for name in ("heads", "kv_heads", "head_dim", "dtype", "mask")}
+    assert has_kernels(SPEC, HOPPER)
+    assert not has_kernels(AttentionSpec(**{**usual, **change}), capability)
+
+
+def test_the_block_mask_is_the_anchors_of_kept_blocks() -> None:
+    anchors = torch.tensor([[-5, 0, 7, 12, 400]])
+    keep = torch.tensor([[True, True, False, True, True]])
+    (ends,) = block_mask_program(SPEC).module(anchors, keep, torch.empty(1).expand(100))
+    assert ends.dtype == torch.int32
+    assert ends.tolist() == [[0, 0, -1, 12, 100]]
+
+
+def test_an_exact_shape_has_no_dynamic_dimension() -> None:
+    for each in attention_programs(SPEC, exact_shape(1, 512, 1024)):
+        assert not any(each.program.dynamic_shapes)
+        shapes = dict(zip(each.program.inputs, (tuple(a.shape) for a in each.program.args), strict=True))
+        assert shapes["q"] == (1, 4, 512, 64)
+        assert shapes["mask.ends"] == (1, 32)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_kernel_that_is_taken_to_write_its_inputs_is_refused() -> None:
+    """As torch takes any kernel, with no more than a warning, where triton has no driver."""
+    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+        for each in attention_programs(SPEC, ATTENTION[-1]):
+            with pytest.raises(BuildError, match="takes a kernel to write what it only reads"):
+                check_written(export(each.program), each.results)
+
+
+def test_descriptors_are_split_and_afterwards_torch_has_its_own() -> None:
+    before = CUDADeviceOpOverrides.tma_descriptor_helpers
+    source = before(CUDADeviceOpOverrides())
+    with split_descriptors():
+        changed = CUDADeviceOpOverrides().tma_descriptor_helpers()
+        assert changed.replace("\n blockSizeInt[0] = 128 / elemSize;", "") == source != changed
+    assert CUDADeviceOpOverrides.tma_descriptor_helpers is before
+
+
+def test_other_descriptors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CUDADeviceOpOverrides, "tma_descriptor_helpers", lambda self: "nothing of the kind")
+    with (
+        pytest.raises(HostError, match="descriptors differ from those that aotpack was made for"),
+        split_descriptors(),
+    ):
+        pass
