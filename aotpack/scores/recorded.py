@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
-
-from torch import Tensor
 
 from aotpack.graph import Graph
 from aotpack.scores.family import Family, Rule, check_parameters
@@ -25,8 +22,7 @@ def recorded_family(score: ScoreSpec) -> Family:
     check_parameters(score, {"graph"}, {"inputs"})
     graph = Graph.parse(score.graph or "", score.inputs or (), SCORE_CELLS)
 
-    def rule(tensors: Mapping[str, Tensor], heads: int) -> Rule:
-        bound = graph.bind(tensors)
-        return lambda *cell: bound(dict(zip(SCORE_CELLS, cell, strict=True)))
+    def rule(heads: int) -> Rule:
+        return lambda tensors, *cell: graph.bind(tensors)(dict(zip(SCORE_CELLS, cell, strict=True)))
 
     return Family(name="recorded", inputs=score.inputs or (), rule=rule)
