@@ -41,6 +41,9 @@ __all__ = ["build"]
     multiple=True,
     help="CUDA: also programs for exactly these lengths; may be repeated.",
 )
+@click.option(
+    "--template", is_flag=True, help="CUDA: torch's flex attention also where aotpack has kernels of its own."
+)
 @click.option("--dtype", type=click.Choice(DTYPES), help="Instead of the config's.")
 @click.option("--family", help="Mask family, instead of dflash.")
 @click.option("--block-size", type=click.IntRange(min=1), help="Tokens of a draft block.")
@@ -52,6 +55,7 @@ def build(
     check: Path | None,
     targets: tuple[str, ...],
     shapes: tuple[str, ...],
+    template: bool,
     output: Path | None,
     **overrides: Any,
 ) -> None:
@@ -63,7 +67,7 @@ def build(
     from aotpack.build import build as compile_package
 
     if check is not None:
-        if sources or targets or shapes or output is not None or any(overrides.values()):
+        if sources or targets or shapes or template or output is not None or any(overrides.values()):
             raise InputError("--check takes everything from the package", found="other options as well")
         _check(console, check)
         return
@@ -77,7 +81,9 @@ def build(
     for name, spec in specs.items():
         console.detail(f"spec {name}: {spec.to_json()}")
     with BuildProgress(console) as progress:
-        report = compile_package(specs, targets or ("cpu",), path, shapes=exact, progress=progress)
+        report = compile_package(
+            specs, targets or ("cpu",), path, shapes=exact, template=template, progress=progress
+        )
     data = _report(specs, report)
     console.show("aotpack.build/1", data, _text(data))
 
