@@ -170,7 +170,9 @@ def _entry(mask: MaskSpec, arguments: dict[str, Any], b: int, q: Tensor, kv: Ten
         return arguments["real"][b].expand(query, -1)
     if mask.family == "chunked":
         start, size = int(arguments["start"][b]), mask.window
-        chunk = torch.tensor([math.floor((cell - start) / size) for cell in range(max(q.shape[0], kv.shape[1]))])
+        chunk = torch.tensor(
+            [math.floor((cell - start) / size) for cell in range(max(q.shape[0], kv.shape[1]))]
+        )
         return (kv <= q) & (chunk[:query, None] == chunk[None, : kv.shape[1]])
     if mask.family == "document":
         ids = arguments["document_ids"][b]

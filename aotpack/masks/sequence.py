@@ -39,7 +39,7 @@ def _prefix(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> R
 
 
 def _chunked(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
-    """A row sees the earlier cells of its own chunk of ``window`` cells, chunks being counted from ``start``."""
+    """A row sees the earlier cells of its chunk of ``window`` cells; the first begins at ``start``."""
     start, window = inputs["start"], mask.window or 1
 
     def rule(b: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -70,8 +70,6 @@ FAMILIES: Final = (
         required=frozenset({"window"}),
         rule=_chunked,
     ),
-    Family(
-        name="padding", inputs=(Input(name="real", dtype=torch.bool, dims=("B", "K")),), rule=_padding
-    ),
+    Family(name="padding", inputs=(Input(name="real", dtype=torch.bool, dims=("B", "K")),), rule=_padding),
     Family(name="prefix", inputs=(Input(name="prefix", dtype=torch.int64, dims=("B",)),), rule=_prefix),
 )

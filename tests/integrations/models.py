@@ -110,8 +110,10 @@ def right_padded(seed: int = 0) -> dict[str, Tensor]:
 def packed(seed: int = 0) -> dict[str, Tensor]:
     """Documents one after the other, as position_ids say."""
     positions = torch.stack(
-        [torch.cat([torch.arange(n) for n in lengths]) for lengths in ((50, LENGTH - 50), (9, 71, LENGTH - 80))]
+        [
+            torch.cat([torch.arange(n) for n in lengths])
+            for lengths in ((50, LENGTH - 50), (9, 71, LENGTH - 80))
+        ]
     )
     labels = tokens(seed).masked_fill(positions == 0, -100)
     return {"input_ids": tokens(seed), "position_ids": positions, "labels": labels}
-

@@ -82,6 +82,17 @@ def test_gradient_checkpointing_keeps_the_gradients():
     assert relative(*gradients) < 1e-6
 
 
+def test_a_trainer_may_make_the_mask_itself(pack):
+    model = models.made(models.qwen3(), "aotpack").eval()
+    mask = pack.attention("gemma3_text.causal").block_mask(query_len=models.LENGTH, context_len=models.LENGTH)
+    layer, states = model.model.layers[0].self_attn, torch.randn(models.BATCH, models.LENGTH, 48)
+    angles = model.model.rotary_emb(states, torch.arange(models.LENGTH)[None])
+    found, _ = layer(states, position_embeddings=angles, attention_mask=mask)
+    model.set_attn_implementation("sdpa")
+    expected, _ = layer(states, position_embeddings=angles, attention_mask=None)
+    assert relative(found, expected) < 1e-5
+
+
 def test_left_padding_and_a_batch_that_turns_out_to_have_none():
     real = torch.ones(models.BATCH, models.LENGTH, dtype=torch.int64)
     padded = real.clone()

@@ -1,6 +1,6 @@
 """Training steps of a tiny model under two attention implementations, compared.
 
-As a program, ``python -m tests.integrations.training PACKAGE``: the same under another torch and transformers.
+``python -m tests.integrations.training PACKAGE`` does so under another torch and transformers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One attention layer's call by transformers: what of it has a spec, what is refused, and which spec it is."""
+"""One layer's call of attention by transformers: which spec it is, and what no spec says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aotpack.runtime.attention import Attention
 from aotpack.runtime.mask import BlockMask
 from aotpack.spec import AttentionSpec, MaskSpec, ScoreSpec
 
-__all__ = ["Key", "LayerMask", "key_of", "key_of_spec", "score_tensors"]
+__all__ = ["Key", "LayerMask", "key_of", "key_of_spec", "score_tensors", "spec_of"]
 
 # heads, kv_heads, head_dim, value_dim, dtype, scale, mask, score.
 Key = tuple[int, int, int, int, str, float, MaskSpec, ScoreSpec | None]
@@ -48,7 +48,7 @@ class LayerMask:
         """Made when the first layer of a device asks for it, then shared."""
         found = self._blocks.get(attend.device)
         if found is None:
-            tensors = {name: t.to(attend.device) for name, t in self.structure.tensors.items()}
+            tensors: dict[str, Any] = {n: t.to(attend.device) for n, t in self.structure.tensors.items()}
             found = attend.block_mask(query_len=self.query_len, context_len=self.key_len, **tensors)
             self._blocks[attend.device] = found
         return found
@@ -75,7 +75,7 @@ def key_of(
         query: [B,H,Q,D].
         key: [B,Hk,K,D].
         value: [B,Hk,K,Dv].
-        attention_mask: what the registered mask function returned.
+        attention_mask: what the registered mask function returned, or ``Attention.block_mask``.
         scaling: factor of the scores.
         dropout: of the weights.
         softcap: bound of the scores.
@@ -96,13 +96,14 @@ def key_of(
         _refuse(module, "a position bias is not supported", "no position_bias", "a tensor of biases")
     if options.get("output_attentions"):
         _refuse(module, "attention weights are never computed", "output_attentions=False", True)
-    if not isinstance(attention_mask, LayerMask):
+    mask = _mask_of(attention_mask)
+    if mask is None:
         _refuse_mask(module, attention_mask, options.get("is_causal"))
     size = query.shape[3]
     scale = size**-0.5 if scaling is None else float(scaling)
     score = _score(softcap, s_aux is not None)
     heads = (query.shape[1], key.shape[1], size, value.shape[3])
-    return (*heads, _dtype(query), scale, attention_mask.mask, score)
+    return (*heads, _dtype(query), scale, mask, score)
 
 
 def key_of_spec(spec: AttentionSpec) -> Key:
@@ -111,7 +112,14 @@ def key_of_spec(spec: AttentionSpec) -> Key:
     return (*sizes, spec.dtype, spec.scale, spec.mask, spec.score)
 
 
-def score_tensors(s_aux: Tensor | None) -> dict[str, Tensor]:
+def spec_of(key: Key) -> AttentionSpec:
+    """The spec to build for it."""
+    names = ("heads", "kv_heads", "head_dim", "value_dim", "dtype", "scale", "mask", "score")
+    values: dict[str, Any] = dict(zip(names, key, strict=True))
+    return AttentionSpec(**values)
+
+
+def score_tensors(s_aux: Tensor | None) -> dict[str, Any]:
     """The tensors of the score, in float32, as attention takes them."""
     return {} if s_aux is None else {"sinks": s_aux.float()}
 
@@ -125,6 +133,12 @@ def _score(softcap: float | None, sinks: bool) -> ScoreSpec | None:
     return parts[0] if parts else None
 
 
+def _mask_of(attention_mask: Any) -> MaskSpec | None:
+    if isinstance(attention_mask, LayerMask):
+        return attention_mask.mask
+    return attention_mask.spec if isinstance(attention_mask, BlockMask) else None
+
+
 def _dtype(query: Tensor) -> str:
     kind = query.device.type
     cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
@@ -133,11 +147,12 @@ def _dtype(query: Tensor) -> str:
 
 def _refuse_mask(module: Any, found: Any, causal: bool | None) -> NoReturn:
     if found is not None:
+        shape = f" of shape {list(found.shape)}" if hasattr(found, "shape") else ""
         _refuse(
             module,
             "a mask that was made elsewhere is not supported",
             "an attention_mask of two axes [batch, length], or packed position_ids",
-            f"{type(found).__name__} of shape {list(found.shape)}" if hasattr(found, "shape") else type(found),
+            f"{type(found).__name__}{shape}",
         )
     if causal if causal is not None else getattr(module, "is_causal", True):
         _refuse(
@@ -157,9 +172,7 @@ def _refuse_mask(module: Any, found: Any, causal: bool | None) -> NoReturn:
     )
 
 
-def _refuse(
-    module: Any, problem: str, expected: str, found: object, remedy: str | None = None
-) -> NoReturn:
+def _refuse(module: Any, problem: str, expected: str, found: object, remedy: str | None = None) -> NoReturn:
     raise UnsupportedError(
         f"{type(module).__name__}: {problem}",
         expected=expected,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aotpack.errors import AotpackError, InputError, SpecError
-from aotpack.integrations.hf.layer import LayerMask, key_of
+from aotpack.integrations.hf.layer import LayerMask, key_of, spec_of
 from aotpack.integrations.hf.registry import enter, layer_mask
 from aotpack.integrations.hf.structure import Structure
 from aotpack.spec import DTYPES, AttentionSpec
@@ -22,7 +22,6 @@ __all__ = ["needed"]
 
 _NAME: Final = "aotpack-specs"
 _TOKENS: Final = 8
-_FIELDS: Final = ("heads", "kv_heads", "head_dim", "value_dim", "dtype", "scale", "mask", "score")
 _lock: Final = threading.Lock()
 
 
@@ -39,8 +38,7 @@ class _Planner:
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, None]:
         wanted = key_of(module, query, key, value, attention_mask, **options)
-        spec = AttentionSpec(**dict(zip(_FIELDS, wanted, strict=True)))  # type: ignore[arg-type]
-        self.found.setdefault(spec, attention_mask.structure)
+        self.found.setdefault(spec_of(wanted), attention_mask.structure)
         return query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3])), None
 
 
@@ -73,8 +71,8 @@ def _opened(model: Any) -> tuple[Any, Any]:
             raise InputError("there is no such model", expected="a folder or a config.json", found=model)
         model = AutoConfig.from_pretrained(model)
     elif isinstance(model, torch.nn.Module):
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model
         inner: Any = getattr(model, "module", model)
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         dtype = next((p.dtype for p in inner.parameters() if p.is_floating_point()), None)
         kind, model = type(inner), copy.deepcopy(inner.config)
         model.dtype = dtype
@@ -110,7 +108,7 @@ def _run(config: Any, kind: Any, dtype: torch.dtype) -> None:
                 f"{config.model_type}: the model cannot be run without values",
                 expected="a forward pass on the meta device",
                 found=f"{type(error).__name__}: {error}",
-                remedy="write its specs by hand; the error of a layer that finds no spec prints the one it needs",
+                remedy="write its specs by hand: a layer that finds none in a package says which it needs",
             ) from error
 
 

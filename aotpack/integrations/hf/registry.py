@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from aotpack.errors import InputError, MismatchError, UnsupportedError
-from aotpack.integrations.hf.layer import Key, LayerMask, key_of, key_of_spec, score_tensors
+from aotpack.integrations.hf.layer import Key, LayerMask, key_of, key_of_spec, score_tensors, spec_of
 from aotpack.integrations.hf.structure import padded, structure_of
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.pack import Pack
-from aotpack.spec import AttentionSpec
 
 __all__ = ["Functions", "Implementation", "enter", "layer_mask"]
 
@@ -84,7 +83,7 @@ class Implementation:
         self.packs = {pack.device: pack for pack in packs}
         self._attentions: dict[tuple[torch.device, Key], Attention] = {}
         for device, pack in self.packs.items():
-            for known, spec in reversed(pack.specs.items()):
+            for known, spec in reversed(list(pack.specs.items())):
                 self._attentions[device, key_of_spec(spec)] = pack.attention(known)
 
     def mask(self, **arguments: Any) -> LayerMask:
@@ -112,11 +111,12 @@ class Implementation:
         attend = self._attentions.get((query.device, wanted))
         if attend is None:
             raise self._missing(module, query.device, wanted, attention_mask)
-        mask = attention_mask.block_mask(attend)
+        lazy = isinstance(attention_mask, LayerMask)
+        mask = attention_mask.block_mask(attend) if lazy else attention_mask
         out = attend(query, key, value, mask, **score_tensors(s_aux))
         return out.transpose(1, 2).contiguous(), None
 
-    def _missing(self, module: Any, device: torch.device, wanted: Key, mask: LayerMask) -> Exception:
+    def _missing(self, module: Any, device: torch.device, wanted: Key, mask: Any) -> Exception:
         pack = self.packs.get(device)
         if pack is None:
             return InputError(
@@ -125,16 +125,17 @@ class Implementation:
                 found=device,
                 remedy=f"register a pack for each device: aotpack.load(PACKAGE, device='{device}')",
             )
-        names = ("heads", "kv_heads", "head_dim", "value_dim", "dtype", "scale", "mask", "score")
-        spec = AttentionSpec(**dict(zip(names, wanted, strict=True)))  # type: ignore[arg-type]
-        flags = " --padded" * mask.structure.padded + " --packed" * mask.structure.packed
-        model = getattr(getattr(module, "config", None), "_name_or_path", "") or "CONFIG"
+        spec = spec_of(wanted)
+        source = getattr(getattr(module, "config", None), "_name_or_path", "") or "CONFIG"
+        if isinstance(mask, LayerMask):
+            structure = mask.structure
+            source = f"--model {source}" + " --padded" * structure.padded + " --packed" * structure.packed
         target = pack.target or "cpu"
         return MismatchError(
             f"the package has not the attention that {type(module).__name__} needs",
             expected=spec.to_json(),
             found=f"{pack.path} with " + ", ".join(s.to_json() for s in pack.specs.values()),
-            remedy=f"aotpack build --model {model}{flags} --dtype {spec.dtype} --target {target} -o NEW.aotpack",
+            remedy=f"aotpack build {source} --dtype {spec.dtype} --target {target} -o NEW",
         )
 
 

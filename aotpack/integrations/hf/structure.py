@@ -86,7 +86,8 @@ def structure_of(function: MaskFunction) -> Structure:
             if name in found and found[name] is not value:
                 raise _refusal(function, f"two parts of the kind {kind}")
             found[name] = value
-    tensors = {name: found.pop(name) for name in ("document_ids", "real", "start") if name in found}
+    names = ("document_ids", "real", "start")
+    tensors: dict[str, Tensor] = {name: found.pop(name) for name in names if name in found}
     structure = Structure(**found, tensors=tensors)
     if not structure.causal and (structure.window or structure.chunk or structure.packed):
         raise _refusal(function, "a window, chunks or documents that are not causal")
@@ -134,7 +135,8 @@ def check() -> None:
 def _conjuncts(function: MaskFunction) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each part that must hold: the kind of function and the variables that it closes over."""
     held = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
-    kind = _kinds().get(getattr(function, "__code__", None))
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    kind = _kinds().get(function.__code__, "") if inspect.isfunction(function) else ""
     if kind == "and_masks":
         for part in held["mask_functions"]:
             yield from _conjuncts(part)
@@ -144,7 +146,7 @@ def _conjuncts(function: MaskFunction) -> Iterator[tuple[str, Mapping[str, Any]]
     elif kind in _FIELDS:
         yield kind, held
     else:
-        raise _refusal(function, kind or getattr(function, "__qualname__", type(function).__qualname__))
+        raise _refusal(function, kind or name)
 
 
 def _no_offsets(held: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +210,7 @@ def _refusal(function: MaskFunction, what: str) -> UnsupportedError:
         f"the mask function '{name}' of this model is not one that aotpack knows",
         expected="causal, sliding or chunked layers, with padding or packed position_ids; or no mask at all",
         found=what,
-        remedy='use attn_implementation="sdpa" for this model, or call aotpack directly with a rule of your own',
+        remedy='use attn_implementation="sdpa" for this model, or call aotpack with a rule of your own',
     )
 
 
