@@ -6,9 +6,9 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="aotpack")
 
 Works in training, for models that transformers runs with flex_attention: full, sliding and chunked layers,
-right or left padding, packed position ids, soft-capped scores, attention sinks. Drafters whose trainer makes
-mask itself pass what ``block_mask`` returned as the attention_mask. What a package does not have is refused by
-name when a layer asks for it.
+right or left padding, packed position ids, soft-capped scores, attention sinks. A trainer that makes its
+masks itself passes what ``block_mask`` returned as the attention_mask. What a package does not have is
+refused by name when a layer asks for it.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def worst_difference(config: Any, reference: str, batches: Any, steps: int = STE
 
 
 def main(package: str) -> None:
-    (pack,) = hf.register(package, model=models.gemma3(), padded=True, packed=True)
+    (pack,) = hf.register(package, model=models.qwen3(), padded=True, packed=True)
     with aotpack.no_tracing() as watch:
         found = {
             f"{config.model_type} {batches.__name__}": worst_difference(config, reference, batches, steps=2)
