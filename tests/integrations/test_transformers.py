@@ -137,8 +137,13 @@ def test_something_that_is_no_model(tmp_path):
         hf.specs(tmp_path / "missing")
     with pytest.raises(InputError, match="this is no model of transformers"):
         hf.specs(torch.nn.Linear(2, 2).weight)
+    (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
+    with pytest.raises(SpecError, match="the config cannot be read"):
+        hf.specs(tmp_path)
+    with pytest.raises(SpecError, match="cannot be run without values"):
+        hf.specs(transformers.SiglipVisionConfig())
     with pytest.raises(SpecError, match="no layer of the model uses attention"):
-        hf.specs(models.qwen35(layer_types=["linear_attention"] * 2))
+        hf.specs(transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=64))
 
 
 def refused(config, error=UnsupportedError, batch=None, **options):
@@ -205,9 +210,9 @@ def test_a_mask_function_of_the_users_own_is_refused(combined, named):
 
 
 def test_chunks_of_packed_sequences_are_refused():
-    remap = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
-    assert remap is not None, "this transformers has another rule for chunks of packed sequences"
-    assert "chunks of positions in packed sequences" in refused(models.llama4(), batch=models.packed())
+    assert "chunks, or positions that are no documents', in packed sequences" in refused(
+        models.llama4(), batch=models.packed()
+    )
 
 
 def test_a_package_without_the_spec_says_which_and_how_to_build_it(package):

@@ -69,7 +69,14 @@ def _opened(model: Any) -> tuple[Any, Any]:
     if isinstance(model, str | Path):
         if not Path(model).exists():
             raise InputError("there is no such model", expected="a folder or a config.json", found=model)
-        model = AutoConfig.from_pretrained(model)
+        try:
+            model = AutoConfig.from_pretrained(model)
+        except (OSError, ValueError) as error:
+            raise SpecError(
+                f"{model}: the config cannot be read",
+                expected="a config.json of transformers",
+                found=error,
+            ) from error
     elif isinstance(model, torch.nn.Module):
         inner: Any = getattr(model, "module", model)
         inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
@@ -90,26 +97,28 @@ def _opened(model: Any) -> tuple[Any, Any]:
 def _run(config: Any, kind: Any, dtype: torch.dtype) -> None:
     """One forward pass without weights or values."""
     make = kind.from_config if kind.__name__.startswith("Auto") else kind._from_config
-    with torch.device("meta"):
-        model = make(config, attn_implementation=_NAME, dtype=dtype)
-        experts = getattr(model, "set_experts_implementation", None)
-        if experts is not None and hasattr(config, "_experts_implementation"):
-            # The others look at values, which there are none of.
-            experts("batched_mm")
-        ids = torch.zeros((1, _TOKENS), dtype=torch.int64)
-        try:
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model = make(config, attn_implementation=_NAME, dtype=dtype)
+            if hasattr(config, "_experts_implementation"):
+                # The others look at values, which there are none of.
+                model.set_experts_implementation("batched_mm")
+            ids = torch.zeros((1, _TOKENS), dtype=torch.int64)
             # With a cache, because transformers would look at position_ids for packed sequences without one.
-            with torch.no_grad():
-                model.train()(input_ids=ids, use_cache=True)
-        except AotpackError:
-            raise
-        except Exception as error:
-            raise SpecError(
-                f"{config.model_type}: the model cannot be run without values",
-                expected="a forward pass on the meta device",
-                found=f"{type(error).__name__}: {error}",
-                remedy="write its specs by hand: a layer that finds none in a package says which it needs",
-            ) from error
+            model.train()(input_ids=ids, use_cache=True)
+    except AotpackError:
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"{config.model_type}: the model cannot be run without values",
+            expected="a language model of transformers, and a forward pass of it on the meta device",
+            found=f"{type(error).__name__}: {_first_line(error)}",
+            remedy="write its specs by hand: a layer that finds none in a package says which it needs",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _variants(

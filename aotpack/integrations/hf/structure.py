@@ -91,10 +91,10 @@ def structure_of(function: MaskFunction) -> Structure:
     structure = Structure(**found, tensors=tensors)
     if not structure.causal and (structure.window or structure.chunk or structure.packed):
         raise _refusal(function, "a window, chunks or documents that are not causal")
-    # Positions of one document rise by one, so comparing them is comparing indices; chunks of positions are
-    # not chunks of indices.
-    if remapped and (structure.chunk or not structure.packed):
-        raise _refusal(function, "chunks of positions in packed sequences")
+    # Later releases compare positions in packed sequences, not indices. Positions of one document rise by
+    # one, so that is the same; but chunks of positions are not chunks of indices.
+    if (remapped and not structure.packed) or (structure.packed and structure.chunk):
+        raise _refusal(function, "chunks, or positions that are no documents', in packed sequences")
     return structure
 
 
