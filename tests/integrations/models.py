@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -85,6 +86,8 @@ def package_specs() -> dict[str, AttentionSpec]:
 def made(config: Any, attention: str, seed: int = 0) -> Any:
     """A model with the weights of a seed, in training mode."""
     torch.manual_seed(seed)
+    # A model keeps the config that it is given, and the attention's name in it.
+    config = copy.deepcopy(config)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     for name, weight in model.named_parameters():
         if name.endswith("sinks"):

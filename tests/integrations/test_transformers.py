@@ -85,13 +85,14 @@ def test_gradient_checkpointing_keeps_the_gradients():
 
 
 def test_a_trainer_may_make_the_mask_itself(pack):
-    model = models.made(models.qwen3(), "aotpack").eval()
+    model, other = (models.made(models.qwen3(), name).eval() for name in ("aotpack", "sdpa"))
     mask = pack.attention("gemma3_text.causal").block_mask(query_len=models.LENGTH, context_len=models.LENGTH)
-    layer, states = model.model.layers[0].self_attn, torch.randn(models.BATCH, models.LENGTH, 48)
+    states = torch.randn(models.BATCH, models.LENGTH, 48)
     angles = model.model.rotary_emb(states, torch.arange(models.LENGTH)[None])
-    found, _ = layer(states, position_embeddings=angles, attention_mask=mask)
-    model.set_attn_implementation("sdpa")
-    expected, _ = layer(states, position_embeddings=angles, attention_mask=None)
+    found, expected = (
+        each.model.layers[0].self_attn(states, position_embeddings=angles, attention_mask=given)[0]
+        for each, given in ((model, mask), (other, None))
+    )
     assert relative(found, expected) < 1e-5
 
 
@@ -261,7 +262,7 @@ def test_a_transformers_that_computes_another_window_is_refused(pack, monkeypatc
     try:
         with pytest.raises(HostError, match="other cells of the mask sliding"):
             hf.register(pack)
-        monkeypatch.delattr(masking_utils, "chunked_overlay")
+        monkeypatch.delattr(masking_utils, "add_offsets_to_mask_function")
         structure._kinds.cache_clear()
         with pytest.raises(HostError, match="transformers makes masks in another way"):
             hf.register(pack)

@@ -22,7 +22,8 @@ STEPS = 5
 
 def relative(found: Tensor, expected: Tensor) -> float:
     """||found - expected|| / ||expected||, in float64."""
-    difference, scale = (found.double() - expected.double()).norm(), expected.double().norm()
+    found, expected = found.detach().double(), expected.detach().double()
+    difference, scale = (found - expected).norm(), expected.norm()
     return float(difference if scale == 0 else difference / scale)
 
 

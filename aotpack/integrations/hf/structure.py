@@ -115,6 +115,7 @@ def check() -> None:
     real = torch.arange(size) < torch.tensor([[size], [7]])
     documents = torch.tensor([[0] * 4 + [1] * 7, [0] * 9 + [1] * 2])
     plain = utils.causal_mask_function
+    _kinds()
     samples = [
         plain,
         utils.bidirectional_mask_function,
