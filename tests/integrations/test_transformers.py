@@ -84,6 +84,18 @@ def test_gradient_checkpointing_keeps_the_gradients():
     assert relative(*gradients) < 1e-6
 
 
+def test_compiled_layers_have_no_graph_break():
+    losses = []
+    for compiled in (False, True):
+        model = models.made(models.gemma3(), "aotpack")
+        for layer in model.model.layers if compiled else ():
+            layer.compile(backend="aot_eager", fullgraph=True)
+        output = model(**models.right_padded(), use_cache=False)
+        output.loss.backward()
+        losses.append(output.loss)
+    assert relative(*losses) < 1e-6
+
+
 def test_a_trainer_may_make_the_mask_itself(pack):
     model, other = (models.made(models.qwen3(), name).eval() for name in ("aotpack", "sdpa"))
     mask = pack.attention("gemma3_text.causal").block_mask(query_len=models.LENGTH, context_len=models.LENGTH)

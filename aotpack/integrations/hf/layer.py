@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
@@ -45,7 +44,7 @@ class LayerMask:
     _blocks: dict[torch.device, BlockMask] = field(default_factory=dict)
 
     def block_mask(self, attend: Attention) -> BlockMask:
-        """Made when the first layer of a device asks for it, then shared."""
+        """Made when a device's is first asked for, then shared by all layers."""
         found = self._blocks.get(attend.device)
         if found is None:
             tensors: dict[str, Any] = {n: t.to(attend.device) for n, t in self.structure.tensors.items()}
@@ -124,7 +123,6 @@ def score_tensors(s_aux: Tensor | None) -> dict[str, Any]:
     return {} if s_aux is None else {"sinks": s_aux.float()}
 
 
-@functools.cache
 def _score(softcap: float | None, sinks: bool) -> ScoreSpec | None:
     parts = [] if softcap is None else [ScoreSpec(family="softcap", cap=softcap)]
     parts += [_SINKS] * sinks

@@ -13,6 +13,7 @@ from aotpack.integrations.hf.layer import Key, LayerMask, key_of, key_of_spec, s
 from aotpack.integrations.hf.structure import padded, structure_of
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.pack import Pack
+from aotpack.spec import MaskSpec
 
 __all__ = ["Functions", "Implementation", "enter", "layer_mask"]
 
@@ -82,13 +83,20 @@ class Implementation:
         self.name = name
         self.packs = {pack.device: pack for pack in packs}
         self._attentions: dict[tuple[torch.device, Key], Attention] = {}
+        self._makers: dict[tuple[torch.device, MaskSpec], Attention] = {}
         for device, pack in self.packs.items():
             for known, spec in reversed(list(pack.specs.items())):
                 self._attentions[device, key_of_spec(spec)] = pack.attention(known)
+                self._makers[device, spec.mask] = pack.attention(known)
 
     def mask(self, **arguments: Any) -> LayerMask:
-        """As ``layer_mask``."""
-        return layer_mask(**arguments)
+        """As ``layer_mask``, its block mask made where the package has the mask at all."""
+        found = layer_mask(**arguments)
+        # Here, so that layers which are compiled or repeated by checkpointing do not make it.
+        maker = self._makers.get((torch.device(arguments.get("device", "cpu")), found.mask))
+        if maker is not None:
+            found.block_mask(maker)
+        return found
 
     def attention(
         self,
