@@ -33,6 +33,8 @@ MASKS = {
     "peagle": MaskSpec(family="peagle"),
     "document": MaskSpec(family="document"),
     "prefix": MaskSpec(family="prefix"),
+    "chunked": MaskSpec(family="chunked", window=50),
+    "padded": MaskSpec(family="and", parts=(MaskSpec(family="causal"), MaskSpec(family="padding"))),
     "packed-window": MaskSpec(
         family="and", parts=(MaskSpec(family="document"), MaskSpec(family="sliding", window=50))
     ),

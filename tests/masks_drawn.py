@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,20 @@ def _prefix(d: Draw) -> Arguments:
     return {"prefix": prefix, "query_len": d.query, "context_len": d.context}, d.query, d.context
 
 
+def _chunked(d: Draw) -> Arguments:
+    start = d.whole(0, d.context // 2 + 1, d.batch)
+    return {"start": start, "query_len": d.query, "context_len": d.context}, d.query, d.context
+
+
+def _padding(d: Draw) -> Arguments:
+    """Padding at either end of an entry, and some cells inside."""
+    ends = d.whole(0, d.context + 1, d.batch, 2).sort(-1).values
+    cells = torch.arange(d.context)
+    real = (cells >= ends[:, :1]) & (cells < ends[:, 1:])
+    real &= torch.rand((d.batch, d.context), generator=d.generator) < 0.9
+    return {"real": real, "query_len": d.query}, d.query, d.context
+
+
 def _plain(d: Draw) -> Arguments:
     return {"query_len": d.query, "context_len": d.context}, d.query, d.context
 
@@ -101,6 +116,8 @@ _FAMILIES: dict[str, Callable[[Draw], Arguments]] = {
     "eagle3-speculators": _eagle3_speculators,
     "peagle": _peagle,
     "document": _document,
+    "chunked": _chunked,
+    "padding": _padding,
     "prefix": _prefix,
     "causal": _plain,
     "sliding": _plain,
@@ -134,7 +151,14 @@ def visible(mask: MaskSpec, arguments: dict[str, Any], query: int, key: int) -> 
 
 
 def _entries(mask: MaskSpec, arguments: dict[str, Any]) -> int:
-    given = {"eagle3": "lengths", "prefix": "prefix", "document": "document_ids"}.get(mask.family)
+    batched = {
+        "eagle3": "lengths",
+        "prefix": "prefix",
+        "document": "document_ids",
+        "chunked": "start",
+        "padding": "real",
+    }
+    given = batched.get(mask.family)
     return arguments[given].shape[0] if given else 1
 
 
@@ -142,6 +166,14 @@ def _entry(mask: MaskSpec, arguments: dict[str, Any], b: int, q: Tensor, kv: Ten
     query = q.shape[0]
     if mask.family == "prefix":
         return (kv < arguments["prefix"][b]) | (kv <= q)
+    if mask.family == "padding":
+        return arguments["real"][b].expand(query, -1)
+    if mask.family == "chunked":
+        start, size = int(arguments["start"][b]), mask.window
+        chunk = torch.tensor(
+            [math.floor((cell - start) / size) for cell in range(max(q.shape[0], kv.shape[1]))]
+        )
+        return (kv <= q) & (chunk[:query, None] == chunk[None, : kv.shape[1]])
     if mask.family == "document":
         ids = arguments["document_ids"][b]
         return (ids[:, None] == ids[None, :]) & (kv <= q)

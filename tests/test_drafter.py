@@ -366,7 +366,7 @@ class TestErrors:
         assert message(UnsupportedError, qwen3(block_size=None, **changes)) == (
             f"drafter config: drafters of the family '{family}' are not supported\n"
             "  expected: dflash or dflash-speculators or eagle3 or eagle3-speculators or peagle or causal or "
-            "sliding or document or prefix or full\n"
+            "sliding or chunked or document or padding or prefix or full\n"
             f"  found: {family}\n"
             "  what to do: say another mask family in a TOML spec file"
         )
@@ -466,7 +466,8 @@ class TestErrors:
         assert message(SpecError, qwen3(), family="flash") == (
             "drafter config: the mask family is unknown\n"
             "  expected: dflash or dflash-speculators or eagle3 or eagle3-speculators or peagle or causal or "
-            "sliding or document or prefix or full or and or or or a rule of your own, module:function\n"
+            "sliding or chunked or document or padding or prefix or full or and or or or a rule of your own, "
+            "module:function\n"
             "  found: 'flash'"
         )
 

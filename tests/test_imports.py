@@ -102,7 +102,12 @@ def test_a_fresh_process_imports_it_without_torch(name):
 
 @pytest.mark.parametrize(
     "statement",
-    ["import aotpack", "from aotpack import load, no_tracing", "import aotpack.integrations.distributed"],
+    [
+        "import aotpack",
+        "from aotpack import load, no_tracing",
+        "import aotpack.integrations.distributed",
+        "import aotpack.integrations.transformers",
+    ],
 )
 def test_a_fresh_process_imports_the_public_names_without_a_compiler(statement):
     new = loaded_after(statement) - loaded_after("import torch")

@@ -20,7 +20,9 @@ FAMILY_PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
     "peagle": (),
     "causal": (),
     "sliding": ("window",),
+    "chunked": ("window",),
     "document": (),
+    "padding": (),
     "prefix": (),
     "full": (),
 }
@@ -69,6 +71,9 @@ def read_masks(config: DrafterConfig, given: Mapping[str, Any]) -> dict[str, Mas
         return {family.rpartition(":")[2]: MaskSpec(**given)}
     if family == "sliding":
         return {family: MaskSpec(family=family, window=given.get("window") or read_window(config))}
+    if family == "chunked":
+        window = given.get("window") or config.of_layers("attention_chunk_size")
+        return {family: MaskSpec(family=family, window=window)}
     return _by_layer(config, family, given)
 
 

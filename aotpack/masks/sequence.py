@@ -1,4 +1,4 @@
-"""Masks of plain sequences: full, causal, sliding window, packed documents and prefix."""
+"""Masks of plain sequences: full, causal, sliding window, chunks, packed documents, prefix and padding."""
 
 from __future__ import annotations
 
@@ -38,6 +38,22 @@ def _prefix(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> R
     return lambda b, q, kv: (kv < prefix[b]) | (q >= kv)
 
 
+def _chunked(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
+    """A row sees the earlier cells of its chunk of ``window`` cells; the first begins at ``start``."""
+    start, window = inputs["start"], mask.window or 1
+
+    def rule(b: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        first = start[b]
+        return (q >= kv) & ((q - first) // window == (kv - first) // window)
+
+    return rule
+
+
+def _padding(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
+    real = inputs["real"]
+    return lambda b, q, kv: real[b, kv] & (q >= 0)
+
+
 FAMILIES: Final = (
     Family(name="causal", rule=_causal),
     Family(name="full", rule=_full),
@@ -48,5 +64,12 @@ FAMILIES: Final = (
         square=True,
         rule=_document,
     ),
+    Family(
+        name="chunked",
+        inputs=(Input(name="start", dtype=torch.int64, dims=("B",)),),
+        required=frozenset({"window"}),
+        rule=_chunked,
+    ),
+    Family(name="padding", inputs=(Input(name="real", dtype=torch.bool, dims=("B", "K")),), rule=_padding),
     Family(name="prefix", inputs=(Input(name="prefix", dtype=torch.int64, dims=("B",)),), rule=_prefix),
 )

@@ -124,6 +124,8 @@ class Attention:
         - ``eagle3-speculators``: document_ids int64 [Q]; context_len, the key length.
         - ``peagle``: anchor_pos and depth, int64 [Q]; document_ids int64 [S].
         - ``document``: document_ids int64 [B,Q], or [Q] for all entries.
+        - ``chunked``: start int64 [B], query_len and context_len, the key length.
+        - ``padding``: real bool [B,K], query_len.
         - ``prefix``: prefix int64 [B], query_len and context_len, the key length.
         - ``causal``, ``sliding``, ``full``: query_len and context_len, the key length.
         - ``and``, ``or``: what the parts take.

@@ -215,3 +215,28 @@ def test_a_stopped_build_leaves_nothing_behind(number, tiny, tmp_path):
     assert list(folder.iterdir()) == []
     assert list(temporary.iterdir()) == []
     assert processes_that_name(str(tmp_path)) == []
+
+
+def test_a_model_of_transformers_is_a_source(tmp_path):
+    config = EXAMPLES / "qwen3-tiny" / "config.json"
+    output = tmp_path / "model.aotpack"
+    done = aotpack("build", "--model", config, "--padded", "-o", output, "--json")
+    assert done.returncode == 0, done.stderr
+    assert list(only_object(done)["specs"]) == ["causal", "causal-padded"]
+    assert output.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ((SMALL, "--padded"), "--padded and --packed are for --model"),
+        ((SMALL, "--model", SMALL), "--model takes everything from the model"),
+        (("--model", SMALL, "--window", 5), "--model takes everything from the model"),
+        (("--model", "missing"), "there is no such model"),
+        (("--check", SMALL / "config.json", "--packed"), "--check takes everything from the package"),
+    ],
+)
+def test_options_that_contradict_a_model(options, problem):
+    done = aotpack("build", *options)
+    assert done.returncode == 2
+    assert problem in done.stderr

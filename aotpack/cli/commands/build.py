@@ -26,6 +26,13 @@ __all__ = ["build"]
     help="Build this package again and compare, byte for byte; takes no other options.",
 )
 @click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    help="Instead of sources: a transformers model's folder or config.json, of any model.",
+)
+@click.option("--padded", is_flag=True, help="With --model: also for batches with padding.")
+@click.option("--packed", is_flag=True, help="With --model: also for packed batches.")
+@click.option(
     "-t", "--target", "targets", multiple=True, help="Device type; may be repeated.  [default: cpu]"
 )
 @click.option(
@@ -53,6 +60,9 @@ def build(
     console: Console,
     sources: tuple[str, ...],
     check: Path | None,
+    model: Path | None,
+    padded: bool,
+    packed: bool,
     targets: tuple[str, ...],
     shapes: tuple[str, ...],
     template: bool,
@@ -63,19 +73,19 @@ def build(
 
     A source is a drafter's config.json, a folder that holds one, or a TOML spec file. Its specs are named
     after the layers' masks, "full" and "sliding"; NAME=SOURCE names them NAME.full and NAME.sliding.
+    With --model they are what attn_implementation="aotpack" will ask for in training that model.
     """
     from aotpack.build import build as compile_package
 
     if check is not None:
-        if sources or targets or shapes or template or output is not None or any(overrides.values()):
+        others = (sources, model, padded, packed, targets, shapes, template, output, *overrides.values())
+        if any(others):
             raise InputError("--check takes everything from the package", found="other options as well")
         _check(console, check)
         return
-    if not sources:
-        raise InputError("nothing to build", expected="a config, a folder with one, or a spec file")
-    specs = read_sources(sources, overrides)
+    specs = _specs(sources, model, padded, packed, overrides)
     exact = [_shape(text) for text in shapes]
-    path = output if output is not None else default_output(sources)
+    path = output if output is not None else default_output(sources if model is None else [str(model)])
     if output is None:
         console.say(f"writing to {path}; choose another file with -o")
     for name, spec in specs.items():
@@ -86,6 +96,27 @@ def build(
         )
     data = _report(specs, report)
     console.show("aotpack.build/1", data, _text(data))
+
+
+def _specs(
+    sources: tuple[str, ...], model: Path | None, padded: bool, packed: bool, overrides: dict[str, Any]
+) -> dict[str, AttentionSpec]:
+    if model is None:
+        if padded or packed:
+            raise InputError("--padded and --packed are for --model", remedy="name the model's folder")
+        if not sources:
+            raise InputError("nothing to build", expected="a config, a folder with one, or a spec file")
+        return read_sources(sources, overrides)
+    dtype = overrides.pop("dtype")
+    if sources or any(overrides.values()):
+        raise InputError(
+            "--model takes everything from the model",
+            expected="--padded, --packed and --dtype beside it",
+            found="sources or options of drafters as well",
+        )
+    from aotpack.integrations.transformers import specs
+
+    return specs(model, padded=padded, packed=packed, dtype=dtype)
 
 
 def _check(console: Console, path: Path) -> None:
