@@ -20,14 +20,15 @@ from aotpack.dense import dense_attention
 from aotpack.masks import Lengths, dense, family_of
 from aotpack.spec import AttentionSpec
 from tests.cases import Case, make_case
-from tests.conftest import MASKS, SMALL
+from tests.conftest import MASKS, MORE_MASKS, SMALL
 
 DIV128, INT32, GENERAL = ATTENTION
+ALL = {**MASKS, **MORE_MASKS}
 SIZES = [(1, 64, 1), (2, 777, 13), (3, 130, 24)]
 
 
 def small(mask: str) -> AttentionSpec:
-    return AttentionSpec(dtype="float32", mask=MASKS[mask], **SMALL)
+    return AttentionSpec(dtype="float32", mask=ALL[mask], **SMALL)
 
 
 def lengths_of(spec: AttentionSpec, case: Case) -> Lengths:
@@ -48,7 +49,7 @@ def _no_fake_tensor_cache() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def block_mask_graphs() -> dict[str, Graph]:
-    return {name: export(block_mask_program(small(name), BLOCK_MASK)) for name in MASKS}
+    return {name: export(block_mask_program(small(name), BLOCK_MASK)) for name in ALL}
 
 
 def run_block_mask(graph: Graph, spec: AttentionSpec, case: Case) -> dict[str, Tensor]:
@@ -69,7 +70,7 @@ def run_block_mask(graph: Graph, spec: AttentionSpec, case: Case) -> dict[str, T
     return dict(zip(graph.outputs, found, strict=True))
 
 
-@pytest.mark.parametrize(("mask", "sizes"), list(itertools.product(MASKS, SIZES)))
+@pytest.mark.parametrize(("mask", "sizes"), list(itertools.product(ALL, SIZES)))
 def test_block_lists_are_those_of_create_block_mask(
     block_mask_graphs: dict[str, Graph], mask: str, sizes: tuple[int, int, int]
 ) -> None:
@@ -120,7 +121,7 @@ def reference(spec: AttentionSpec, case: Case) -> list[Tensor]:
     return [out, lse, *grads]
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", ALL)
 def test_forward_and_backward_agree_with_dense_math(block_mask_graphs: dict[str, Graph], mask: str) -> None:
     spec = small(mask)
     graphs = differentiate(attention_program(spec, GENERAL, {}))
