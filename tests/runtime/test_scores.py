@@ -16,7 +16,7 @@ from aotpack.package import Package
 from aotpack.runtime import chunks
 from aotpack.runtime.selftest import self_test
 from aotpack.scores import family_of
-from tests.conftest import _package
+from tests.conftest import build_once
 from tests.score_cases import ScoreCase, exact, run, score_case
 from tests.score_specs import PACKAGED
 
@@ -25,7 +25,7 @@ SIZES = [(1, 64, 1), (2, 777, 13), (3, 130, 24)]
 
 @pytest.fixture(scope="session")
 def package(built: Path) -> Path:
-    return _package(built, "scores", PACKAGED)
+    return build_once(built, "scores", PACKAGED)
 
 
 @pytest.fixture(scope="session")
