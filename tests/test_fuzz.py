@@ -9,7 +9,9 @@ import copy
 import hashlib
 import json
 import struct
+import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,15 +19,28 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 import aotpack
+from aotpack.build.pipeline import CALLING_CONVENTION
 from aotpack.cli.commands.inspect import describe
 from aotpack.errors import AotpackError, HostError, InputError, IntegrityError
 from aotpack.lockfile import Lockfile
-from aotpack.package import Package
+from aotpack.package import Package, write_package
 from aotpack.package.manifest import canonical_json
 from aotpack.runtime import programs
 from aotpack.trust import parse_signatures
 
-TINY = (Path(__file__).parent / "package" / "assets" / "tiny.aotpack").read_bytes()
+ASSET = Path(__file__).parent / "package" / "assets" / "tiny.aotpack"
+
+
+def of_today():
+    """The asset under the calling convention that this release's loader opens libraries of."""
+    with Package.open(ASSET) as package, tempfile.TemporaryDirectory() as folder:
+        blobs = {key: package.read_blob(key) for key in package.manifest.blobs}
+        path = Path(folder) / "tiny.aotpack"
+        write_package(path, replace(package.manifest, calling_convention=CALLING_CONVENTION), blobs)
+        return path.read_bytes()
+
+
+TINY = of_today()
 HEADER = 48
 MANIFEST = json.loads(TINY[HEADER : HEADER + struct.unpack_from("<I", TINY, 12)[0]])
 FRONT = HEADER + struct.unpack_from("<I", TINY, 12)[0]
