@@ -13,10 +13,10 @@ from aotpack.masks import Family, Input, Lengths
 from aotpack.scores import Family as ScoreFamily
 from aotpack.spec import AttentionSpec, MaskSpec
 
-__all__ = ["check_positions", "read_arguments", "read_score", "read_tensor"]
+__all__ = ["LENGTH_ARGUMENTS", "check_positions", "read_arguments", "read_score", "read_tensor"]
 
 # The argument that says how long an axis is.
-_GIVEN: Final = {"T": "context_len", "Q": "query_len", "K": "context_len"}
+LENGTH_ARGUMENTS: Final = {"T": "context_len", "Q": "query_len", "K": "context_len"}
 
 
 def read_arguments(
@@ -42,7 +42,7 @@ def read_arguments(
     sizes: dict[str | int, int] = {}
     read = {i.name: read_tensor(i, tensors[i.name], device, sizes) for i in family.inputs}
     for axis in family.carried:
-        name = _GIVEN[axis]
+        name = LENGTH_ARGUMENTS[axis]
         length = given[name]
         if sizes.setdefault(axis, length or 0) != length:
             raise InputError(
@@ -113,7 +113,7 @@ def check_positions(family: Family, tensors: Mapping[str, Tensor], lengths: Leng
 def _check_names(
     family: Family, tensors: Mapping[str, Tensor | None], given: Mapping[str, int | None]
 ) -> None:
-    needed = {i.name for i in family.inputs} | {_GIVEN[axis] for axis in family.carried}
+    needed = {i.name for i in family.inputs} | {LENGTH_ARGUMENTS[axis] for axis in family.carried}
     found = {name for name, value in {**tensors, **given}.items() if value is not None}
     if not needed <= found <= needed | given.keys():
         raise InputError(

@@ -19,7 +19,7 @@ from torch import Tensor
 from aotpack.errors import InputError, UnsupportedError
 from aotpack.runtime.transforms import TRANSFORMS, in_forward_mode, no_forward_mode, no_transforms
 
-__all__ = ["Programs", "attention", "below_autograd", "enroll", "find", "not_twice"]
+__all__ = ["Programs", "attention", "below_autograd", "enroll", "find", "not_twice", "register"]
 
 _SCHEMAS: Final = (
     "attention(int programs, Tensor q, Tensor k, Tensor v, Tensor[] mask) -> (Tensor out, Tensor lse)",
@@ -67,7 +67,7 @@ def enroll(programs: Programs) -> int:
     global _library, _next_key
     with _lock:
         if _library is None:
-            _library = _register()
+            _library = register("DEF", _SCHEMAS, _KERNELS)
         _next_key += 1
         _enrolled[_next_key] = programs
         return _next_key
@@ -192,10 +192,25 @@ def _backward_autograd(key: int, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     return result
 
 
-def _register() -> torch.library.Library:
-    library = torch.library.Library("aotpack", "DEF")
-    kernels = ((_forward, _forward_fake, _forward_autograd), (_backward, _backward_fake, _backward_autograd))
-    for schema, (kernel, fake, autograd) in zip(_SCHEMAS, kernels, strict=True):
+# Of each operator: what runs it, its fake and its autograd kernel.
+_KERNELS: Final = (
+    (_forward, _forward_fake, _forward_autograd),
+    (_backward, _backward_fake, _backward_autograd),
+)
+
+
+def register(
+    kind: str, schemas: Sequence[str], kernels: Sequence[tuple[Any, Any, Any]]
+) -> torch.library.Library:
+    """Defines operators of the namespace ``aotpack``; they live as long as the library.
+
+    Args:
+        kind: ``"DEF"`` for the namespace's first operators, then ``"FRAGMENT"``.
+        schemas: one for each operator.
+        kernels: what runs it, its fake and its autograd kernel.
+    """
+    library = torch.library.Library("aotpack", kind)
+    for schema, (kernel, fake, autograd) in zip(schemas, kernels, strict=True):
         library.define(schema)
         name = schema.partition("(")[0]
         library.impl(name, kernel, "CPU")

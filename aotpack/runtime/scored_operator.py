@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from aotpack.runtime.operator import Programs, below_autograd, enroll, find, not_twice
-from aotpack.runtime.transforms import TRANSFORMS, in_forward_mode, no_forward_mode, no_transforms
+from aotpack.runtime.operator import Programs, below_autograd, enroll, find, not_twice, register
+from aotpack.runtime.transforms import in_forward_mode, no_forward_mode
 
 __all__ = ["enroll_scored", "scored_attention"]
 
@@ -37,7 +37,7 @@ def enroll_scored(programs: Programs) -> int:
     key = enroll(programs)
     with _lock:
         if _library is None:
-            _library = _register()
+            _library = register("FRAGMENT", _SCHEMAS, _KERNELS)
     return key
 
 
@@ -154,15 +154,7 @@ def _backward_autograd(key: int, *args: Any) -> _Gradients:
     return dq, dk, dv, dscore
 
 
-def _register() -> torch.library.Library:
-    library = torch.library.Library("aotpack", "FRAGMENT")
-    kernels = ((_forward, _forward_fake, _forward_autograd), (_backward, _backward_fake, _backward_autograd))
-    for schema, (kernel, fake, autograd) in zip(_SCHEMAS, kernels, strict=True):
-        library.define(schema)
-        name = schema.partition("(")[0]
-        library.impl(name, kernel, "CPU")
-        library.impl(name, kernel, "CUDA")
-        library.impl(name, fake, "Meta")
-        library.impl(name, autograd, "Autograd")
-        library.impl(name, no_transforms, TRANSFORMS)
-    return library
+_KERNELS: Final = (
+    (_forward, _forward_fake, _forward_autograd),
+    (_backward, _backward_fake, _backward_autograd),
+)

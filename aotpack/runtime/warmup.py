@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from aotpack.masks import family_of
+from aotpack.runtime.arguments import LENGTH_ARGUMENTS
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.programs import CompiledPrograms, Kind
 from aotpack.scores import family_of as family_of_score
@@ -61,8 +62,7 @@ def call_once(attend: Attention, programs: CompiledPrograms, kind: Kind) -> None
     inputs = {given.name: zeros(given.dims, given.dtype) for given in family.inputs}
     read = () if spec.score is None else family_of_score(spec.score).inputs
     score = [zeros(given.dims, getattr(torch, given.dtype)) for given in read]
-    given_lengths = {"T": "context_len", "Q": "query_len", "K": "context_len"}
-    asked: dict[str, int] = {given_lengths[axis]: known[axis] for axis in family.carried}
+    asked: dict[str, int] = {LENGTH_ARGUMENTS[axis]: known[axis] for axis in family.carried}
     mask = attend.block_mask(**asked, **inputs, check=False)  # type: ignore[arg-type]
     dtype = getattr(torch, spec.dtype)
     q = torch.empty((batch, spec.heads, query, spec.head_dim), dtype=dtype, device=attend.device)

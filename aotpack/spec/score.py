@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aotpack.spec.tensors import TensorInput, check_inputs
-from aotpack.spec.values import finite, flag, known, nested, positive, present, text, wrong
+from aotpack.spec.rule import RuleSpec
+from aotpack.spec.tensors import TensorInput
+from aotpack.spec.values import finite, flag, known, positive, present
 
 __all__ = ["ScoreSpec"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreSpec:
+class ScoreSpec(RuleSpec):
     """A score modification with its static parameters; the rules are in ``aotpack.scores``.
 
     Attributes:
@@ -38,35 +39,13 @@ class ScoreSpec:
     graph: str | None = None
 
     def __post_init__(self) -> None:
-        text("score.family", self.family, "a score family's name")
+        self._check_rule("score", "two modifications or more")
         if self.cap is not None:
             object.__setattr__(self, "cap", finite("score.cap", self.cap))
         if self.distance is not None:
             positive("score.distance", self.distance)
         if self.frozen is not None:
             flag("score.frozen", self.frozen)
-        if self.parts is not None:
-            object.__setattr__(self, "parts", nested("score.parts", self.parts, ScoreSpec))
-            if len(self.parts) < 2 or not all(isinstance(part, ScoreSpec) for part in self.parts):
-                raise wrong("score.parts", "two modifications or more", self.parts)
-        if self.inputs is not None:
-            object.__setattr__(self, "inputs", nested("score.inputs", self.inputs, TensorInput))
-            check_inputs("score.inputs", self.inputs)
-        for field in ("source", "graph"):
-            if getattr(self, field) is not None:
-                text(f"score.{field}", getattr(self, field), "text")
-
-    @property
-    def own(self) -> bool:
-        """Whether the family names a rule of the user's own, ``"module:function"``."""
-        return ":" in self.family
-
-    def leaves(self) -> Iterator[ScoreSpec]:
-        """This modification, or those that it is a chain of, at any depth."""
-        for part in self.parts or ():
-            yield from part.leaves()
-        if not self.parts:
-            yield self
 
     def to_dict(self) -> dict[str, Any]:
         """Field values; absent parameters are left out."""
