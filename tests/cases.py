@@ -12,6 +12,8 @@ import aotpack
 from aotpack.spec import AttentionSpec
 from tests.masks_drawn import Draw, arguments_of, visible
 
+# Of dense scores that are in memory at once.
+ROWS = 128
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
@@ -88,20 +90,40 @@ def exact(
     spec: AttentionSpec, case: Case, visible: Tensor, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, ...]:
     """out, lse, dq, dk, dv by dense math in ``dtype``; empty rows are 0, -inf and 0."""
-    q, k, v = (t.detach().to(dtype).requires_grad_() for t in (case.q, case.k, case.v))
-    group = spec.heads // spec.kv_heads
-    scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * spec.scale
-    scores = torch.where(visible, scores, -torch.inf)
-    empty = ~visible.any(-1)
-    probabilities = torch.where(empty[..., None], 0, scores).softmax(-1) * visible
-    out = torch.where(empty[..., None], 0, probabilities @ v.repeat_interleave(group, 1))
-    lse = torch.where(empty, 0, torch.where(empty[..., None], 0, scores).logsumexp(-1))
-    weight = torch.where(empty, 0, case.grad_lse.to(dtype))
-    torch.autograd.backward([out, lse], [case.grad_out.to(dtype), weight])
+    # One key head of one batch entry at a time: dense scores of all would take gigabytes.
+    batch, heads = case.q.shape[0], spec.kv_heads
+    tensors = [t.to(dtype) for t in (case.q, case.k, case.v, case.grad_out, case.grad_lse)]
+    parts = [
+        _exact([t[b].unflatten(0, (heads, -1))[h] for t in tensors], visible[b % len(visible)], spec.scale)
+        for b in range(batch)
+        for h in range(heads)
+    ]
+    return tuple(
+        torch.stack(part).unflatten(0, (batch, heads)).flatten(1, 2) for part in zip(*parts, strict=True)
+    )
+
+
+def _exact(tensors: list[Tensor], visible: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """The same of one key head: its queries [G,Q,D], k and v [1,KV,...], visible [1,Q,KV]."""
+    q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
+    # float64 sums exactly enough to take few rows at a time; a narrow type's gradients are one sum, as ever.
+    rows = ROWS if q.dtype == torch.float64 else q.shape[1]
+    outs, sums = [], []
+    for part, grad_out, grad_lse, seen in zip(
+        *(t.split(rows, 1) for t in (q, *tensors[3:], visible)), strict=True
+    ):
+        scores = torch.where(seen, part @ k.transpose(-1, -2) * scale, -torch.inf)
+        empty = ~seen.any(-1)
+        probabilities = torch.where(empty[..., None], 0, scores).softmax(-1) * seen
+        out = torch.where(empty[..., None], 0, probabilities @ v)
+        lse = torch.where(empty, 0, torch.where(empty[..., None], 0, scores).logsumexp(-1))
+        torch.autograd.backward([out, lse], [grad_out, torch.where(empty, 0, grad_lse)])
+        outs.append(out.detach())
+        sums.append(torch.where(empty, -torch.inf, lse).detach())
     assert q.grad is not None
     assert k.grad is not None
     assert v.grad is not None
-    return out.detach(), torch.where(empty, -torch.inf, lse).detach(), q.grad, k.grad, v.grad
+    return torch.cat(outs, 1), torch.cat(sums, 1), q.grad, k.grad, v.grad
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -17,13 +17,16 @@ __all__ = ["check_build"]
 
 
 def check_build(
-    path: str | os.PathLike[str], *, progress: Callable[[Stage], None] | None = None
+    path: str | os.PathLike[str],
+    *,
+    jobs: int | None = None,
+    progress: Callable[[Stage], None] | None = None,
 ) -> BuildReport:
     """Builds a package again, elsewhere, and compares it with the one that is there, byte for byte.
 
     Args:
         path: the package file; it is only read.
-        progress: as in ``build``.
+        jobs, progress: as in ``build``.
 
     Returns:
         The report of the second build, with the path of the package.
@@ -49,6 +52,7 @@ def check_build(
             again,
             shapes=shapes,
             template=options.get("template", False),
+            jobs=jobs,
             progress=progress,
         )
         with Package.open(again) as package:

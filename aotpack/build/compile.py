@@ -74,6 +74,8 @@ def host_options(flags: HostFlags, name: str, module: fx.GraphModule) -> dict[st
         "aot_inductor.output_path": _folder(name, module),
         "cpp.cxx": (None, compiler_name()),
         "cpp.dynamic_threads": True,
+        # How many loops become one parallel loop; left alone, it follows from the building machine's cores.
+        "cpp.threads": 16,
         "compile_threads": 1,
         # One header cache for each set of flags costs more than the three programs save by it.
         "aot_inductor.precompile_headers": False,

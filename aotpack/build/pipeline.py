@@ -20,6 +20,7 @@ from typing import Any, Final
 import aotpack
 from aotpack import errors
 from aotpack.build.contents import bill_of_materials
+from aotpack.build.parallel import usable_cores
 from aotpack.errors import AotpackError, BuildError, InputError, OutputError, UnsupportedError
 from aotpack.own import folders, importable, resolve
 from aotpack.package import Manifest, Program, Variant, blob_key, write_package
@@ -73,6 +74,7 @@ def build(
     *,
     shapes: Sequence[tuple[int, int, int]] = (),
     template: bool = False,
+    jobs: int | None = None,
     progress: Callable[[Stage], None] | None = None,
 ) -> BuildReport:
     """Compiles specs for targets into one package.
@@ -86,7 +88,9 @@ def build(
             those for any length.
         template: compile torch's flex attention for CUDA also where aotpack has kernels of its own, which
             are compared with it.
-        progress: called as each stage begins and ends.
+        jobs: how many programs are compiled at a time; as many as the machine has cores, if not given. The
+            package does not depend on it.
+        progress: called as each stage begins and ends; stages overlap.
 
     Raises:
         TargetError, SpecError, UnsupportedError, InputError: before anything is compiled.
@@ -99,6 +103,8 @@ def build(
     chosen = list(dict.fromkeys(chosen))
     path = Path(output)
     _check(specs, chosen, path)
+    if jobs is not None and jobs < 1:
+        raise InputError("no program can be compiled", expected="jobs of 1 or more", found=jobs)
     with importable(Path.cwd()):
         specs = {name: resolve(spec) for name, spec in specs.items()}
         modules = _module_path(specs)
@@ -116,7 +122,12 @@ def build(
     tools: dict[str, str] = {}
     for target in chosen:
         with tempfile.TemporaryDirectory(prefix="aotpack-build-") as folder:
-            result = _run_worker(specs, target, shapes, template, modules, Path(folder), note)
+            options = {
+                "shapes": [list(shape) for shape in shapes],
+                "template": template,
+                "jobs": jobs or usable_cores(),
+            }
+            result = _run_worker(specs, target, options, modules, Path(folder), note)
             variants += _variants(result["variants"], target, blobs)
             tools |= result["tools"]
     manifest = Manifest(
@@ -219,8 +230,7 @@ def _unwritable(path: Path) -> str | None:
 def _run_worker(
     specs: Mapping[str, AttentionSpec],
     target: Target,
-    shapes: Sequence[tuple[int, int, int]],
-    template: bool,
+    options: Mapping[str, Any],
     modules: Sequence[str],
     folder: Path,
     note: Callable[[Stage], None],
@@ -228,8 +238,7 @@ def _run_worker(
     job = {
         "specs": {n: s.to_dict() for n, s in specs.items()},
         "target": str(target),
-        "shapes": [list(shape) for shape in shapes],
-        "template": template,
+        **options,
         "modules": list(modules),
         "folder": str(folder),
     }

@@ -93,7 +93,9 @@ def hide_paths(folder: Path) -> None:
     packages = Path(torch.__file__).parent.parent
     hidden = [f"-ffile-prefix-map={path}=." for path in (folder, packages, packages.resolve())]
     wrapper.parent.mkdir()
-    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(real)} {shlex.join(hidden)} "$@"\n')
+    # Each part of the build compiles in a folder of its own (parallel.py).
+    part = '"-ffile-prefix-map=${TORCHINDUCTOR_CACHE_DIR%/*}=."'
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(real)} {shlex.join(hidden)} {part} "$@"\n')
     wrapper.chmod(0o700)
     os.environ["PATH"] = os.pathsep.join([str(wrapper.parent), os.environ.get("PATH", os.defpath)])
 

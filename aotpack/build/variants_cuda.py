@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ from aotpack.scores import family_of
 from aotpack.spec import AttentionSpec
 from aotpack.targets import Target
 
-__all__ = ["attention_graphs", "cuda_programs"]
+__all__ = ["Part", "attention_graphs", "cuda_parts"]
 
+# Compiles some of a spec's programs; returns their facts.
+Part = Callable[[], list[dict[str, Any]]]
 _Stage = Callable[[str, str], AbstractContextManager[None]]
 
 
-def cuda_programs(
+def cuda_parts(
     name: str,
     spec: AttentionSpec,
     target: Target,
@@ -40,8 +43,11 @@ def cuda_programs(
     more: Sequence[Specialisation] = (),
     *,
     template: bool = False,
-) -> list[dict[str, Any]]:
-    """Compiles a spec's programs; returns their facts.
+) -> list[Part]:
+    """What compiles a spec's programs, in parts that do not depend on each other.
+
+    A part raises ``UnsupportedError`` when a kernel needs more shared memory than the device type has, with
+    any tiles.
 
     Args:
         name: of the spec, for progress.
@@ -51,36 +57,39 @@ def cuda_programs(
         stage: reports a stage, named by its program, and the spec's name.
         more: specialisations of attention beside the usual ones, and before them.
         template: compile torch's flex attention also where there are kernels of our own.
-
-    Raises:
-        UnsupportedError: a kernel needs more shared memory than the device type has, with any tiles.
     """
     check_torch()
     compiler = _Compiler(target, folder)
-    if not template and programs_dflash.has_kernels(spec, compiler.capability):
-        return _dflash(name, spec, compiler, stage, more)
+    with compiler.device():
+        pass  # what stands in for the toolkit is there before the parts are
+    own = not template and programs_dflash.has_kernels(spec, compiler.capability)
+    # Our own kernels take any lengths as they come, and index heads with 64 bits: one program serves all.
+    attention, general = (_dflash, ATTENTION[-1:]) if own else (_attention, ATTENTION)
+    return [
+        partial(_block_mask, name, spec, compiler, stage, own=own),
+        *(partial(attention, name, spec, kind, compiler, stage) for kind in (*more, *general)),
+    ]
+
+
+def _block_mask(
+    name: str, spec: AttentionSpec, compiler: _Compiler, stage: _Stage, *, own: bool
+) -> list[dict[str, Any]]:
     with stage("block_mask", name):
-        programs = [compiler.program("block_mask", BLOCK_MASK, export(block_mask_program(spec, BLOCK_MASK)))]
-    for kind in (*more, *ATTENTION):
-        programs += _attention(name, spec, kind, compiler, stage)
-    return programs
+        program = programs_dflash.block_mask_program(spec) if own else block_mask_program(spec, BLOCK_MASK)
+        return [compiler.program("block_mask", BLOCK_MASK, export(program))]
 
 
 def _dflash(
-    name: str, spec: AttentionSpec, compiler: _Compiler, stage: _Stage, more: Sequence[Specialisation]
+    name: str, spec: AttentionSpec, kind: Specialisation, compiler: _Compiler, stage: _Stage
 ) -> list[dict[str, Any]]:
-    with stage("block_mask", name):
-        graph = export(programs_dflash.block_mask_program(spec))
-        programs = [compiler.program("block_mask", BLOCK_MASK, graph)]
-    # One serves any lengths: its kernels take them as they come, and index heads with 64 bits.
-    for kind in (*more, ATTENTION[-1]):
-        for program in programs_dflash.attention_programs(spec, kind):
-            with stage(f"{program.name} {kind.name}", name):
-                with compiler.device():
-                    graph = export(program.program)
-                check_written(graph, program.results)
-                programs.append(compiler.program(program.name, kind, graph))
-    return programs
+    made = []
+    for program in programs_dflash.attention_programs(spec, kind):
+        with stage(f"{program.name} {kind.name}", name):
+            with compiler.device():
+                graph = export(program.program)
+            check_written(graph, program.results)
+            made.append(compiler.program(program.name, kind, graph))
+    return made
 
 
 def _attention(

@@ -1,7 +1,8 @@
 """The build's own process: ``python -m aotpack.build.worker JOB``.
 
 JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each), ``template``
-(torch's where there are kernels of ours), ``modules`` (where a user's own rules come from) and ``folder``.
+(torch's where there are kernels of ours), ``modules`` (where a user's own rules come from), ``jobs`` (how
+many processes at a time) and ``folder``.
 Progress goes to stdout, one JSON object a line; the results are files in the folder and ``result.json``,
 which names them.
 """
@@ -12,8 +13,9 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ from aotpack.build.contents import toolchain
 from aotpack.build.export import Graph, export
 from aotpack.build.facts import library_facts
 from aotpack.build.graphs_cpu import attention_graphs, is_chunked
+from aotpack.build.parallel import side_by_side
 from aotpack.build.programs import block_mask_program
 from aotpack.build.programs_scored import BOUNDS
 from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, hide_paths
@@ -38,7 +41,10 @@ from aotpack.targets import Target
 __all__ = ["main"]
 
 TRIED: Final = ("2.13", "2.14")
-_Made = dict[str, list[dict[str, Any]]]
+# By digest: the name it goes by in progress, and the spec.
+_Specs = dict[str, tuple[str, AttentionSpec]]
+# What compiles some programs, and a key that equal parts share.
+_Part = tuple[str, Callable[[], list[dict[str, Any]]]]
 
 
 def main(job_file: str) -> int:
@@ -48,16 +54,16 @@ def main(job_file: str) -> int:
     specs = {name: AttentionSpec.from_dict(spec) for name, spec in job["specs"].items()}
     try:
         _check_torch()
+        # A pool of threads would not survive the forks, and results would depend on the machine's cores.
+        torch.set_num_threads(1)
         sys.path[:0] = job["modules"]
         for spec in specs.values():
             family_of(resolve(spec).mask)
             check_score(spec)
             _try_rules(spec)
         target = Target.parse(job["target"])
-        if target.device == "cuda":
-            result = _build_cuda(specs, target, job["shapes"], folder, template=job["template"])
-        else:
-            result = _build_cpu(specs, target, folder)
+        parts = _parts_cuda if target.device == "cuda" else _parts_cpu
+        result = _build(_distinct(specs), parts(_distinct(specs), target, job), folder, job["jobs"])
     except AotpackError as error:
         # The nearest class that the parent knows: the builder has subclasses of its own.
         known = next(each for each in type(error).__mro__ if each.__module__ == AotpackError.__module__)
@@ -94,67 +100,78 @@ def _try_rules(spec: AttentionSpec) -> None:
         ) from error
 
 
-def _distinct(specs: dict[str, AttentionSpec]) -> dict[str, tuple[str, AttentionSpec]]:
+def _distinct(specs: dict[str, AttentionSpec]) -> _Specs:
     """One variant a spec, whatever names it goes by."""
     return {spec.digest: (name, spec) for name, spec in specs.items()}
 
 
-def _build_cuda(
-    specs: dict[str, AttentionSpec],
-    target: Target,
-    shapes: list[list[int]],
-    folder: Path,
-    *,
-    template: bool,
-) -> dict[str, Any]:
+def _parts_cuda(specs: _Specs, target: Target, job: dict[str, Any]) -> dict[str, list[_Part]]:
     # Imported here, because it needs triton.
     from aotpack.build.specialisations import exact
-    from aotpack.build.variants_cuda import cuda_programs
+    from aotpack.build.variants_cuda import cuda_parts
 
+    folder = Path(job["folder"])
     hide_paths(folder)
-    more = [exact(*shape) for shape in shapes]
+    more = [exact(*shape) for shape in job["shapes"]]
     found = {}
-    for digest, (name, spec) in _distinct(specs).items():
-        programs = cuda_programs(name, spec, target, folder, _stage, more, template=template)
-        found[digest] = _variant(name, spec, programs, folder)
+    for digest, (name, spec) in specs.items():
+        compiled = cuda_parts(name, spec, target, folder, _stage, more, template=job["template"])
+        found[digest] = [(f"{digest} {i}", part) for i, part in enumerate(compiled)]
     return found
 
 
-def _build_cpu(specs: dict[str, AttentionSpec], target: Target, folder: Path) -> dict[str, Any]:
+def _parts_cpu(specs: _Specs, target: Target, job: dict[str, Any]) -> dict[str, list[_Part]]:
+    folder = Path(job["folder"])
     hide_paths(folder)
     flags = HOST_FLAGS[target.arch]
     with _stage("kernels"):
         compile_kernels(flags, folder)
-    made: _Made = {}
     return {
-        digest: _variant(name, spec, _cpu_programs(name, spec, flags, made), folder)
-        for digest, (name, spec) in _distinct(specs).items()
+        digest: [
+            (f"block mask {spec.mask!r}", partial(_cpu_block_mask, name, spec, flags)),
+            (f"attention {_attention_of(spec)}", partial(_cpu_attention, name, spec, flags)),
+        ]
+        for digest, (name, spec) in specs.items()
     }
 
 
-def _variant(name: str, spec: AttentionSpec, programs: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    with _stage("vectors", name):
-        vectors = folder / f"{spec.digest}.safetensors"
-        vectors.write_bytes(golden_vectors(spec))
-    return {"programs": programs, "vectors": str(vectors), "tolerance": tolerances(spec)}
+def _build(specs: _Specs, parts: dict[str, list[_Part]], folder: Path, jobs: int) -> dict[str, Any]:
+    """Compiles each part once, however many specs have it, and puts the specs' variants together."""
+    distinct: dict[str, Callable[[], list[dict[str, Any]]]] = {}
+    for each in parts.values():
+        for key, part in each:
+            distinct.setdefault(key, part)
+    made = dict(zip(distinct, side_by_side(list(distinct.values()), folder, jobs), strict=True))
+    found = {}
+    for digest, (name, spec) in specs.items():
+        with _stage("vectors", name):
+            vectors = folder / f"{digest}.safetensors"
+            vectors.write_bytes(golden_vectors(spec))
+        programs = [program for key, _ in parts[digest] for program in made[key]]
+        found[digest] = {"programs": programs, "vectors": str(vectors), "tolerance": tolerances(spec)}
+    return found
 
 
-def _cpu_programs(name: str, spec: AttentionSpec, flags: HostFlags, made: _Made) -> list[dict[str, Any]]:
-    # Tiles carry the mask into the CPU kernels: specs that differ in the mask alone share their attention,
-    # and specs of one mask share its block-mask program.
-    # CPU gradients are bit-equal from run to run wherever a spec may ask for it.
-    attention = replace(spec, mask=MaskSpec(family="full"), deterministic=False).digest
-    mask = repr(spec.mask)
-    if attention not in made:
-        chunked = is_chunked(spec)
-        graphs = dict(zip(("forward", "backward"), attention_graphs(spec), strict=True))
-        made[attention] = [
-            _program(n, graph, flags, name, kernels=not chunked) | ({"bounds": BOUNDS} if chunked else {})
-            for n, graph in graphs.items()
-        ]
-    if mask not in made:
-        made[mask] = [_program("block_mask", export(block_mask_program(spec)), flags, name, fused=True)]
-    return made[mask] + made[attention]
+def _attention_of(spec: AttentionSpec) -> str:
+    """What the attention programs of CPU specs have in common.
+
+    Tiles carry the mask into the kernels, so specs that differ in the mask alone share them; gradients are
+    bit-equal from run to run wherever a spec may ask for it.
+    """
+    return replace(spec, mask=MaskSpec(family="full"), deterministic=False).digest
+
+
+def _cpu_attention(name: str, spec: AttentionSpec, flags: HostFlags) -> list[dict[str, Any]]:
+    chunked = is_chunked(spec)
+    bounds = {"bounds": BOUNDS} if chunked else {}
+    return [
+        _program(program, graph, flags, name, kernels=not chunked) | bounds
+        for program, graph in zip(("forward", "backward"), attention_graphs(spec), strict=True)
+    ]
+
+
+def _cpu_block_mask(name: str, spec: AttentionSpec, flags: HostFlags) -> list[dict[str, Any]]:
+    return [_program("block_mask", export(block_mask_program(spec)), flags, name, fused=True)]
 
 
 def _program(program: str, graph: Graph, flags: HostFlags, spec: str, **how: bool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class BuildProgress:
         self._console = console
         self._lock = threading.Lock()
         self._done = threading.Event()
-        self._running: tuple[str, float] | None = None
+        self._running: dict[str, float] = {}
         self._ticker = threading.Thread(target=self._tick, daemon=True) if console.live else None
 
     def __enter__(self) -> Self:
@@ -45,9 +45,9 @@ class BuildProgress:
         label = "  ".join(filter(None, (stage.target, stage.spec, stage.name)))
         with self._lock:
             if stage.seconds is None:
-                self._running = (label, time.monotonic())
+                self._running[label] = time.monotonic()
                 return
-            self._running = None
+            self._running.pop(label, None)
             if self._ticker is not None:
                 self._draw("")
             self._console.say(f"{label}  {duration(stage.seconds)}")
@@ -55,9 +55,10 @@ class BuildProgress:
     def _tick(self) -> None:
         while not self._done.wait(_TICK):
             with self._lock:
-                if self._running is not None:
-                    label, since = self._running
-                    self._draw(f"{label}  {time.monotonic() - since:.0f} s ...")
+                if self._running:
+                    label, since = next(iter(self._running.items()))
+                    others = f" and {len(self._running) - 1} more" if len(self._running) > 1 else ""
+                    self._draw(f"{label}  {time.monotonic() - since:.0f} s{others} ...")
 
     def _draw(self, text: str) -> None:
         try:

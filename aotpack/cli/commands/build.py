@@ -23,7 +23,7 @@ __all__ = ["build"]
 @click.option(
     "--check",
     type=click.Path(path_type=Path),
-    help="Build this package again and compare, byte for byte; takes no other options.",
+    help="Build this package again and compare, byte for byte; takes no other option than --jobs.",
 )
 @click.option(
     "--model",
@@ -51,6 +51,12 @@ __all__ = ["build"]
 @click.option(
     "--template", is_flag=True, help="CUDA: torch's flex attention also where aotpack has kernels of its own."
 )
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Programs compiled at a time.  [default: this machine's cores]",
+)
 @click.option("--dtype", type=click.Choice(DTYPES), help="Instead of the config's.")
 @click.option("--family", help="Mask family, instead of dflash.")
 @click.option("--block-size", type=click.IntRange(min=1), help="Tokens of a draft block.")
@@ -66,6 +72,7 @@ def build(
     targets: tuple[str, ...],
     shapes: tuple[str, ...],
     template: bool,
+    jobs: int | None,
     output: Path | None,
     **overrides: Any,
 ) -> None:
@@ -80,8 +87,12 @@ def build(
     if check is not None:
         others = (sources, model, padded, packed, targets, shapes, template, output, *overrides.values())
         if any(others):
-            raise InputError("--check takes everything from the package", found="other options as well")
-        _check(console, check)
+            raise InputError(
+                "--check takes everything from the package",
+                expected="--jobs alone beside it",
+                found="other options as well",
+            )
+        _check(console, check, jobs)
         return
     specs = _specs(sources, model, padded, packed, overrides)
     exact = [_shape(text) for text in shapes]
@@ -92,7 +103,13 @@ def build(
         console.detail(f"spec {name}: {spec.to_json()}")
     with BuildProgress(console) as progress:
         report = compile_package(
-            specs, targets or ("cpu",), path, shapes=exact, template=template, progress=progress
+            specs,
+            targets or ("cpu",),
+            path,
+            shapes=exact,
+            template=template,
+            jobs=jobs,
+            progress=progress,
         )
     data = _report(specs, report)
     console.show("aotpack.build/1", data, _text(data))
@@ -119,11 +136,11 @@ def _specs(
     return specs(model, padded=padded, packed=packed, dtype=dtype)
 
 
-def _check(console: Console, path: Path) -> None:
+def _check(console: Console, path: Path, jobs: int | None) -> None:
     from aotpack.build import check_build
 
     with BuildProgress(console) as progress:
-        report = check_build(path, progress=progress)
+        report = check_build(path, jobs=jobs, progress=progress)
     data = {"path": str(path), "digest": report.digest, "same": True, "seconds": round(report.seconds, 3)}
     console.show("aotpack.build.check/1", data, f"{path} is byte for byte what is built here again")
 
