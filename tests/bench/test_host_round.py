@@ -29,6 +29,13 @@ def round_of(*options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=900, check=False)
 
 
+def job_of(package: Path) -> str:
+    """What a trainer with aotpack and three threads is given."""
+    job = {"started": 0, "who": "aotpack", "package": str(package), "spec": "full", "target": "cpu"}
+    job |= {"rows": 1, "context": 64, "anchors": 4, "hidden": 32, "layers": 1, "steps": 3}
+    return json.dumps({**job, "drafters": ["cpu"] * 3})
+
+
 def started(host, code: str, *, timeout: float = 60):
     """How a trainer that is only these lines is reported; it has three threads."""
     said = "import json, os\ndef say(**event): print(json.dumps(event), flush=True)\n"
@@ -111,6 +118,27 @@ raise SystemExit(1)
     assert "start 1: drafter: ValueError: no" in host.missed([start], 3)
 
 
+def test_one_thread_that_raises_ends_the_others_and_the_target(host, dflash_package, tmp_path, monkeypatch):
+    code = f"""
+import sys, threading
+sys.path.insert(0, {str(DEVICE)!r})
+import host_trainer
+real, calls = host_trainer.backward, []
+def backward(*arguments):
+    if threading.current_thread().name == "drafter 1":
+        calls.append(0)
+        if len(calls) == 2:
+            raise ValueError("in one thread")
+    return real(*arguments)
+host_trainer.backward = backward
+raise SystemExit(host_trainer.main({job_of(dflash_package)!r}))
+"""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    start = started(host, code, timeout=300)
+    assert (start.outcome, start.errors) == ("failed", ("drafter: ValueError: in one thread",))
+    assert (start.steps, start.traces, start.equal) == ((1, 1, 1), 0, False)
+
+
 def test_a_trainer_that_cannot_begin_has_failed(host):
     start = started(host, "import no_such_module")
     assert (start.outcome, start.errors) == (
@@ -164,7 +192,7 @@ def test_the_trainer_refuses_a_compiler_on_its_path(dflash_package, tmp_path):
         "steps": 1,
     }
     done = subprocess.run(
-        [sys.executable, str(DEVICE / "host_trainer.py"), json.dumps(job)],
+        [sys.executable, str(DEVICE / "host_trainer.py"), job_of(dflash_package)],
         env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 1

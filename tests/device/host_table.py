@@ -73,8 +73,8 @@ class Start:
         first = [seconds for seconds in self.gradients_s if seconds is not None]
         steps = [seconds for seconds in self.first_step_s if seconds is not None]
         text = (
-            f"{self.who}: {self.outcome}, {self.seconds:.2f} s; first gradients of {len(first)} threads at "
-            f"{_times(first)}, first steps at {_times(steps)}; steps {_list(self.steps)}"
+            f"{self.who}: {self.outcome}, {self.seconds:.2f} s; first gradients at {_times(first)}, "
+            f"first steps at {_times(steps)}; steps {_list(self.steps)}"
         )
         return "\n  ".join([text, *sorted(set(self.errors))])
 

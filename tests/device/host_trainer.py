@@ -174,16 +174,16 @@ class Trainer:
     def run(self) -> None:
         """Starts the threads, feeds them and waits for them; what was raised has been said."""
         threads = [
-            threading.Thread(target=self._guarded, args=(f"drafter {rank}", self.draft, rank))
+            threading.Thread(target=self._guarded, args=(self.draft, rank), name=f"drafter {rank}")
             for rank in range(len(self.drafters))
         ]
         for thread in threads:
             thread.start()
-        self._guarded("target", self.feed)
+        self._guarded(self.feed)
         for thread in threads:
             thread.join()
 
-    def _guarded(self, who: str, work: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
             work(*arguments)
         except (StoppedError, threading.BrokenBarrierError):
@@ -191,6 +191,8 @@ class Trainer:
         except Exception as error:  # noqa: BLE001 - how a rival fails is a result
             self.failed = True
             text = (str(error).strip() or "no message").splitlines()[0]
+            name = threading.current_thread().name
+            who = "target" if name == "MainThread" else name
             say(self.job, "raised", who=who, error=f"{type(error).__name__}: {text[:200]}")
         if self.failed:
             self.stop.set()
