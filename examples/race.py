@@ -165,7 +165,7 @@ def judge(watched: Watched, threads: int) -> Round:
         outcome = "unfinished" if watched.busy else "hung"
     elif watched.code:
         outcome = "died"
-        errors[_last_words(watched)] += 1
+        errors[last_words(watched)] += 1
     else:
         outcome = "raised" if errors else "finished"
     return Round(
@@ -176,11 +176,11 @@ def judge(watched: Watched, threads: int) -> Round:
         wanted=threads * CALLS,
         gradients=any(event["event"] == "start" and event["gradients"] for event in events),
         errors=dict(errors),
-        places=tuple(_innermost(watched.errors)) if watched.code is None or watched.code < 0 else (),
+        places=tuple(innermost(watched.errors)) if watched.code is None or watched.code < 0 else (),
     )
 
 
-def _last_words(watched: Watched) -> str:
+def last_words(watched: Watched) -> str:
     """Why a process died: the signal or the last line of its traceback."""
     assert watched.code is not None
     if watched.code < 0:
@@ -188,7 +188,7 @@ def _last_words(watched: Watched) -> str:
     return watched.errors.strip().rpartition("\n")[2] or f"exit status {watched.code}"
 
 
-def _innermost(dump: str) -> list[str]:
+def innermost(dump: str) -> list[str]:
     """``function, file:line`` of each thread in what faulthandler wrote."""
     lines = [line.strip() for line in dump.splitlines()]
     frames = [

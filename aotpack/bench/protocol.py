@@ -21,7 +21,7 @@ import aotpack
 from aotpack.bench.case import Case
 from aotpack.errors import AotpackError
 
-__all__ = ["TIMEOUT", "RefusedError", "Timing", "Worker", "run_job"]
+__all__ = ["TIMEOUT", "RefusedError", "Timing", "Worker", "environment", "run_job"]
 
 TIMEOUT: Final = 900.0
 
@@ -71,7 +71,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env=_environment(folder),
+                env=environment(folder),
                 bufsize=0,
                 start_new_session=True,
             )
@@ -149,7 +149,7 @@ def run_job(
         return worker.answer()
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
     source = str(Path(aotpack.__file__).parent.parent)
     return {
         **os.environ,
