@@ -71,12 +71,12 @@ def llama4(**fields: Any) -> Any:
 
 
 def package_specs(*, every: bool) -> dict[str, AttentionSpec]:
-    """The specs of gemma3, which qwen3's are of, or of every model; each once.
+    """The specs of gemma3, which qwen3's and qwen3.5's are of, and of gpt-oss, or of every model; each once.
 
     Left out is what no test has: plain batches in sliding layers and with sinks.
     """
     found: dict[AttentionSpec, str] = {}
-    for config in (gemma3(), gpt_oss()) if every else (gemma3(),):
+    for config in (gemma3(), gpt_oss()):
         for name, spec in hf.specs(config, padded=True, packed=True).items():
             if name != "sliding" and (name, spec.score) != ("causal", ScoreSpec(family="sinks")):
                 found.setdefault(spec, f"{config.model_type}.{name}")

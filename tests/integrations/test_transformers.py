@@ -29,7 +29,7 @@ OTHER = os.environ.get("AOTPACK_TEST_TORCH211", sys.executable)
 
 @pytest.fixture(scope="module")
 def package(built):
-    """The specs of two tiny models, for the CPU in float32."""
+    """The specs of four tiny models, for the CPU in float32."""
     return build_once(built, "transformers", models.package_specs(every=False))
 
 
@@ -58,20 +58,10 @@ def attentions(pack):
         (models.qwen3, "sdpa"),
         (models.gemma3, "sdpa"),
         (models.qwen35, "sdpa"),
+        (models.gpt_oss, "eager"),  # sdpa has no sinks
     ],
 )
 def test_training_is_that_of_another_attention(pack, config, reference, batches):
-    check_training(pack, config, reference, batches)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batches", [models.right_padded, models.packed])
-def test_training_with_attention_sinks(every_model, batches):
-    # sdpa has no sinks.
-    check_training(every_model, models.gpt_oss, "eager", batches)
-
-
-def check_training(pack, config, reference, batches):
     before = attentions(pack)
     with aotpack.no_tracing() as watch:
         assert worst_difference(config(), reference, batches) < 2e-5

@@ -18,7 +18,7 @@ import aotpack
 from aotpack.integrations import transformers as hf
 from tests.integrations import models
 
-STEPS = 5
+STEPS = 20
 
 
 def relative(found: Tensor, expected: Tensor, least: float = 0.0) -> float:
