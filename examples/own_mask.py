@@ -69,10 +69,10 @@ class Packed:
         for _ in range(ROWS):
             cuts = 1 + torch.randperm(length - 1, generator=generator)[: DOCUMENTS - 1].sort().values
             sizes = torch.tensor([0, *cuts, length]).diff().tolist()
-            tokens = [corpus.batch(1, size, generator).tokens[0] for size in sizes]
+            texts = [corpus.batch(1, size, generator).tokens[0] for size in sizes]
             numbers = [torch.full((size,), number) for number, size in enumerate(sizes)]
             places = [torch.arange(size) for size in sizes]
-            rows.append([torch.cat(part) for part in (tokens, numbers, places)])
+            rows.append([torch.cat(part) for part in (texts, numbers, places)])
         tokens, document, place = (torch.stack(part) for part in zip(*rows, strict=True))
         return cls(tokens=tokens, document=document, place=place, kind=KIND_OF_BYTE[tokens])
 
@@ -195,10 +195,9 @@ def train(package: Path, steps: int, device: str) -> dict[str, Any]:
 
 def build_package(device: str) -> Path:
     """Path of a package for the device's type, built in this folder if it is not there yet."""
-    kind = device.partition(":")[0]
-    path = Path(f"own-mask-{kind}.aotpack")
+    path = Path(f"own-mask-{device}.aotpack")
     if not path.exists():
-        command = [sys.executable, "-m", "aotpack", "build", str(SPEC), f"--target={kind}", "-o", str(path)]
+        command = [sys.executable, "-m", "aotpack", "build", str(SPEC), f"--target={device}", "-o", str(path)]
         subprocess.run(command, check=True, stdout=sys.stderr)
     return path
 
@@ -225,7 +224,7 @@ def main() -> None:
     )
     parser.add_argument("--package", type=Path, help="built from own_mask.toml; built here when not given")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps (default 40)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     try:

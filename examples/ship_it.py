@@ -119,12 +119,13 @@ def errors_from_dense_math(attend: Attention) -> dict[str, float]:
         (1, spec.kv_heads, key_len, spec.head_dim),
         (1, spec.kv_heads, key_len, spec.value_dim),
     )
-    leaves = [torch.randn(shape, dtype=getattr(torch, spec.dtype)).requires_grad_() for shape in shapes]
-    exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    out, exact = attend(*leaves, mask), dense_attention(*exact_leaves, visible, spec.scale)[0]
+    q, k, v = (torch.randn(shape, dtype=getattr(torch, spec.dtype)).requires_grad_() for shape in shapes)
+    exact_q, exact_k, exact_v = (leaf.detach().double().requires_grad_() for leaf in (q, k, v))
+    out = attend(q, k, v, mask)
+    exact, _ = dense_attention(exact_q, exact_k, exact_v, visible, spec.scale)
     grad_out = torch.randn_like(out)
-    found = [out.detach(), *torch.autograd.grad(out, leaves, grad_out)]
-    right = [exact.detach(), *torch.autograd.grad(exact, exact_leaves, grad_out.double())]
+    found = [out.detach(), *torch.autograd.grad(out, (q, k, v), grad_out)]
+    right = [exact.detach(), *torch.autograd.grad(exact, (exact_q, exact_k, exact_v), grad_out.double())]
     pairs = zip(("out", "dq", "dk", "dv"), found, right, strict=True)
     return {name: float((x.double() - y).norm() / y.norm()) for name, x, y in pairs}
 

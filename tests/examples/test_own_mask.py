@@ -62,7 +62,7 @@ def test_it_builds_its_own_package_once(tmp_path: Path):
 def test_a_package_of_other_rules_is_an_error_of_ours(dflash_package: Path):
     done = run("--package", dflash_package)
     assert done.returncode == 3
-    assert "own" in done.stderr
+    assert "mask.family: expected own_rules:streaming, found dflash" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -91,7 +91,7 @@ def test_the_node_alone_and_a_second_release(copy: Path, dflash_package: Path):
 
 
 @pytest.mark.parametrize("harm", ["unsigned", "signed by another", "another package", "altered"])
-def test_what_the_key_did_not_sign_is_refused(harm: str, copy: Path, float32_package: Path):
+def test_what_the_key_did_not_sign_is_refused(harm: str, copy: Path):
     package = copy / "bucket" / "drafter.aotpack"
     signature = package.with_name("drafter.aotpack.sig")
     if harm == "altered":
