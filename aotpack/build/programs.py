@@ -21,8 +21,8 @@ from aotpack.build.blocks import (
     mask_lengths,
     packed,
 )
-from aotpack.build.ops import block_sparse_attention
-from aotpack.masks import Lengths, family_of, inside
+from aotpack.build.ops import block_sparse_attention, interval_block_mask
+from aotpack.masks import Lengths, family_of, inside, intervals
 from aotpack.scores import family_of as family_of_score
 from aotpack.spec import AttentionSpec, MaskSpec
 
@@ -71,16 +71,33 @@ class _BlockMask(torch.nn.Module):
         return (*lists(partial, full), tiles, ids.view(partial.shape).unsqueeze(1))
 
 
+class _IntervalBlockMask(torch.nn.Module):
+    """The same for a mask whose rows see intervals: no cell is looked at that is not in a partial block."""
+
+    def __init__(self, mask: MaskSpec) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
+        inputs, lengths = mask_lengths(family_of(self.mask), self.mask, args)
+        ends = intervals(self.mask, inputs, lengths)
+        assert ends is not None
+        result: tuple[Tensor, ...] = interval_block_mask(*ends, lengths.key)
+        return result
+
+
 def block_mask_program(spec: AttentionSpec) -> Program:
     """Inputs: the family's tensors, then the length carriers; outputs: block lists and partial tiles."""
-    family, query, key = family_of(spec.mask), _EXAMPLE.query, _EXAMPLE.key
+    family, query = family_of(spec.mask), _EXAMPLE.query
+    # Not once the query axis: a size of 1 would be taken for granted.
+    key = 3 * query if family.unrolled else _EXAMPLE.key
     sizes = {"B": _EXAMPLE.batch, "N": query // spec.mask.draft_size, "T": key - query, "Q": query, "K": key}
     for given in family.inputs:
         for axis in given.dims:
             sizes.setdefault(str(axis), _FREE + len(sizes))
     arguments = mask_arguments(spec.mask, sizes)
     return Program(
-        module=_BlockMask(spec.mask),
+        module=(_IntervalBlockMask if family.intervals else _BlockMask)(spec.mask),
         args=arguments.tensors,
         dynamic_shapes=tuple(
             {i: torch.export.Dim.DYNAMIC for i, axis in enumerate(axes) if isinstance(axis, str)}

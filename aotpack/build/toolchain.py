@@ -27,8 +27,8 @@ __all__ = [
     "tool",
 ]
 
-KERNEL_LIBRARY: Final = "aotpack_block_sparse"
-_SOURCE: Final = Path(__file__).parent / "cpu" / "block_sparse.cpp"
+KERNEL_LIBRARY: Final = "aotpack_kernels"
+_SOURCES: Final = Path(__file__).parent / "cpu"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,19 +101,21 @@ def hide_paths(folder: Path) -> None:
 
 
 def compile_kernels(flags: HostFlags, folder: Path) -> Path:
-    """Compiles the block-sparse kernels into a static archive in ``folder``, for ``-l`` + KERNEL_LIBRARY."""
-    # The source is compiled under a relative name in the work folder, so that no path reaches the binary.
-    shutil.copy(_SOURCE, folder)
+    """Compiles the CPU kernels into a static archive in ``folder``, for ``-l`` + KERNEL_LIBRARY."""
+    # The sources are compiled under relative names in the work folder, so that no path reaches the binary.
+    shutil.copytree(_SOURCES, folder, dirs_exist_ok=True)
+    sources = sorted(path.name for path in _SOURCES.glob("*.cpp"))
     command = [
         compiler(), "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden",
         "-fno-math-errno", "-fno-trapping-math",
         f"-march={flags.march}",
         f"-DCPU_CAPABILITY={flags.capability}", f"-DCPU_CAPABILITY_{flags.capability}",
-        *(f"-isystem{path}" for path in cpp_extension.include_paths()), "-c", _SOURCE.name, "-o", "kernels.o",
+        *(f"-isystem{path}" for path in cpp_extension.include_paths()), "-c", *sources,
     ]  # fmt: skip
     _checked(command, folder)
     archive = folder / f"lib{KERNEL_LIBRARY}.a"
-    _checked([tool("ar"), "rcD", archive.name, "kernels.o"], folder)
+    objects = [Path(name).with_suffix(".o").name for name in sources]
+    _checked([tool("ar"), "rcD", archive.name, *objects], folder)
     return archive
 
 

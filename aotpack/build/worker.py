@@ -171,7 +171,10 @@ def _cpu_attention(name: str, spec: AttentionSpec, flags: HostFlags) -> list[dic
 
 
 def _cpu_block_mask(name: str, spec: AttentionSpec, flags: HostFlags) -> list[dict[str, Any]]:
-    return [_program("block_mask", export(block_mask_program(spec)), flags, name, fused=True)]
+    kernels = family_of(spec.mask).intervals is not None
+    return [
+        _program("block_mask", export(block_mask_program(spec)), flags, name, kernels=kernels, fused=True)
+    ]
 
 
 def _program(program: str, graph: Graph, flags: HostFlags, spec: str, **how: bool) -> dict[str, Any]:

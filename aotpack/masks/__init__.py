@@ -24,7 +24,18 @@ from aotpack.masks.own import own_family
 from aotpack.masks.recorded import recorded_family
 from aotpack.spec import MaskSpec
 
-__all__ = ["FAMILIES", "Family", "Input", "Lengths", "Rule", "Size", "dense", "family_of", "inside"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Input",
+    "Lengths",
+    "Rule",
+    "Size",
+    "dense",
+    "family_of",
+    "inside",
+    "intervals",
+]
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family for family in (*dflash.FAMILIES, *eagle.FAMILIES, *sequence.FAMILIES)
@@ -64,6 +75,27 @@ def inside(rule: Rule, lengths: Lengths) -> Rule:
         return visible & (b >= 0) & in_query & in_key
 
     return bounded
+
+
+def intervals(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> tuple[Tensor, Tensor] | None:
+    """What each row sees: the ends low and high, int64 [batch, query, n] each, of n intervals of keys.
+
+    An interval holds the keys low, ..., high - 1; it may be empty, overlap others and reach past the keys.
+    None for a mask whose family does not give intervals.
+    """
+    seen = family_of(mask).intervals
+    if seen is None:
+        return None
+    device = next((t.device for t in inputs.values()), torch.device("cpu"))
+    b = torch.arange(lengths.batch, device=device).view(-1, 1, 1)
+    q = torch.arange(lengths.query, device=device).view(1, -1, 1)
+    shape = (lengths.batch, lengths.query, -1)
+    lows, highs = [], []
+    for low, high in seen(mask, inputs, lengths)(b, q):
+        low, high = torch.broadcast_tensors(low, high)
+        lows.append(low.expand(shape))
+        highs.append(high.expand(shape))
+    return torch.cat(lows, -1), torch.cat(highs, -1)
 
 
 def dense(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Tensor:

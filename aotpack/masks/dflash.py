@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from aotpack.masks.family import Family, Input, Lengths, Rule
+from aotpack.masks.family import Ends, Family, Input, Lengths, Rule, Seen
 from aotpack.spec import MaskSpec
 
 __all__ = ["FAMILIES"]
@@ -32,6 +32,24 @@ def _dflash(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> R
         return (context | own) & keep[b, block]
 
     return rule
+
+
+def _dflash_intervals(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Seen:
+    """Some context before the anchor, and the row's own block, up to the row itself with a window."""
+    anchors, keep = inputs["anchors"], inputs["keep"]
+    size, window = mask.block_size or 1, mask.window
+    context_len = lengths.key - lengths.query
+
+    def seen(b: Tensor, q: Tensor) -> Sequence[Ends]:
+        block, offset = q // size, q % size
+        anchor, kept = anchors[b, block], keep[b, block].to(torch.int64)
+        own = context_len + block * size
+        low, end = q * 0, own + size
+        if window is not None:
+            low, end = anchor + offset - (window - 1), own + offset + 1
+        return [(low, anchor.clamp(max=context_len) * kept), (own, end * kept)]
+
+    return seen
 
 
 def _speculators(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
@@ -67,6 +85,7 @@ FAMILIES: Final = (
         optional=frozenset({"window"}),
         drafts=True,
         rule=_dflash,
+        intervals=_dflash_intervals,
     ),
     Family(
         name="dflash-speculators",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from aotpack.masks.family import Family, Input, Lengths, Rule
+from aotpack.masks.family import Ends, Family, Input, Lengths, Rule, Seen
 from aotpack.spec import MaskSpec
 
 __all__ = ["FAMILIES"]
@@ -24,6 +24,18 @@ def _eagle3(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> R
         return (q < length) & ((q >= kv) | ((kv >= query) & (kv % query == q)))
 
     return rule
+
+
+def _eagle3_intervals(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Seen:
+    """The earlier keys of the first step, and each step's key of the row itself."""
+    real, query = inputs["lengths"], lengths.query
+
+    def seen(b: Tensor, q: Tensor) -> Sequence[Ends]:
+        inside = (q < real[b]).to(torch.int64)
+        own = q + torch.arange(lengths.key // query, device=real.device) * query
+        return [(q * 0, (q + 1) * inside), (own, (own + 1) * inside)]
+
+    return seen
 
 
 def _speculators(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
@@ -59,6 +71,7 @@ FAMILIES: Final = (
         inputs=(Input(name="lengths", dtype=torch.int64, dims=("B",)),),
         unrolled=True,
         rule=_eagle3,
+        intervals=_eagle3_intervals,
     ),
     Family(
         name="eagle3-speculators",

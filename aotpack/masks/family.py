@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,9 +12,12 @@ from torch import Tensor
 from aotpack.errors import SpecError
 from aotpack.spec import MaskSpec, TensorInput
 
-__all__ = ["Family", "Input", "Lengths", "Rule", "Size"]
+__all__ = ["Ends", "Family", "Input", "Lengths", "Rule", "Seen", "Size"]
 
 Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
+# First key of some intervals, and the key after their last one.
+Ends = tuple[Tensor, Tensor]
+Seen = Callable[[Tensor, Tensor], Sequence[Ends]]
 # An int, or a symbol of torch.export that stands for one.
 Size = Any
 _CARRIED: Final = {"T": "context", "Q": "query", "K": "key"}
@@ -72,6 +75,10 @@ class Family:
         unrolled: whether the key axis is the query axis some times over.
         rule: ``rule(spec, inputs, lengths)`` returns the cells' visibility as a function of (b, q, kv), which
             is called with indices inside the axes only.
+        intervals: ``intervals(spec, inputs, lengths)`` returns what each row sees as a function of b and q,
+            int64 [B,1,1] and [1,Q,1]: the ends [low, high) of some intervals of keys, which broadcast to
+            [B,Q,n] with any n. They may be empty, overlap and reach past the keys. None where rows do not
+            see intervals.
     """
 
     name: str
@@ -82,6 +89,7 @@ class Family:
     square: bool = False
     unrolled: bool = False
     rule: Callable[[MaskSpec, Mapping[str, Tensor], Lengths], Rule]
+    intervals: Callable[[MaskSpec, Mapping[str, Tensor], Lengths], Seen] | None = None
 
     @property
     def batched(self) -> bool:

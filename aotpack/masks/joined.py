@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aotpack.errors import SpecError
-from aotpack.masks.family import Family, Input, Lengths, Rule
+from aotpack.masks.family import Ends, Family, Input, Lengths, Rule, Seen
 from aotpack.spec import MaskSpec
 
 __all__ = ["OPERATORS", "joined"]
@@ -37,6 +37,11 @@ def joined(mask: MaskSpec, family_of: Callable[[MaskSpec], Family]) -> Family:
         rules = [family.rule(part, inputs, lengths) for part, family in parts]
         return lambda b, q, kv: reduce(combine, [each(b, q, kv) for each in rules])
 
+    def intervals(spec: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Seen:
+        seen = [family.intervals(part, inputs, lengths) for part, family in parts if family.intervals]
+        join = _intersections if mask.family == "and" else list.__add__
+        return lambda b, q: reduce(join, [list(each(b, q)) for each in seen])
+
     return Family(
         name=mask.family,
         inputs=_inputs(families),
@@ -45,7 +50,15 @@ def joined(mask: MaskSpec, family_of: Callable[[MaskSpec], Family]) -> Family:
         square=any(family.square for family in families),
         unrolled=any(family.unrolled for family in families),
         rule=rule,
+        intervals=intervals if all(family.intervals for family in families) else None,
     )
+
+
+def _intersections(some: list[Ends], others: list[Ends]) -> list[Ends]:
+    """Each of some intervals cut by each of others."""
+    return [
+        (torch.maximum(low, least), torch.minimum(high, most)) for low, high in some for least, most in others
+    ]
 
 
 def _inputs(families: list[Family]) -> tuple[Input, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from aotpack.masks.family import Family, Input, Lengths, Rule
+from aotpack.masks.family import Ends, Family, Input, Lengths, Rule, Seen
 from aotpack.spec import MaskSpec
 
 __all__ = ["FAMILIES"]
@@ -49,15 +49,42 @@ def _chunked(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> 
     return rule
 
 
+def _all_keys(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Seen:
+    return lambda b, q: [(q * 0, q * 0 + lengths.key)]
+
+
+def _earlier(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Seen:
+    return lambda b, q: [(q * 0, q + 1)]
+
+
+def _last(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Seen:
+    return lambda b, q: [(q - (mask.window or 1) + 1, q + 1)]
+
+
+def _after_prefix(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Seen:
+    prefix = inputs["prefix"]
+    return lambda b, q: [(q * 0, q + 1), (b * 0, prefix[b])]
+
+
+def _of_chunk(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Seen:
+    start, window = inputs["start"], mask.window or 1
+
+    def seen(b: Tensor, q: Tensor) -> Sequence[Ends]:
+        first = start[b]
+        return [(first + (q - first) // window * window, q + 1)]
+
+    return seen
+
+
 def _padding(mask: MaskSpec, inputs: Mapping[str, Tensor], lengths: Lengths) -> Rule:
     real = inputs["real"]
     return lambda b, q, kv: real[b, kv] & (q >= 0)
 
 
 FAMILIES: Final = (
-    Family(name="causal", rule=_causal),
-    Family(name="full", rule=_full),
-    Family(name="sliding", required=frozenset({"window"}), rule=_sliding),
+    Family(name="causal", rule=_causal, intervals=_earlier),
+    Family(name="full", rule=_full, intervals=_all_keys),
+    Family(name="sliding", required=frozenset({"window"}), rule=_sliding, intervals=_last),
     Family(
         name="document",
         inputs=(Input(name="document_ids", dtype=torch.int64, dims=("B", "Q")),),
@@ -69,7 +96,13 @@ FAMILIES: Final = (
         inputs=(Input(name="start", dtype=torch.int64, dims=("B",)),),
         required=frozenset({"window"}),
         rule=_chunked,
+        intervals=_of_chunk,
     ),
     Family(name="padding", inputs=(Input(name="real", dtype=torch.bool, dims=("B", "K")),), rule=_padding),
-    Family(name="prefix", inputs=(Input(name="prefix", dtype=torch.int64, dims=("B",)),), rule=_prefix),
+    Family(
+        name="prefix",
+        inputs=(Input(name="prefix", dtype=torch.int64, dims=("B",)),),
+        rule=_prefix,
+        intervals=_after_prefix,
+    ),
 )

@@ -8,10 +8,10 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import aotpack
 from aotpack.errors import AotpackError
-from aotpack.masks import Lengths, dense
-from aotpack.spec import AttentionSpec
+from aotpack.masks import Lengths, dense, family_of, intervals
+from aotpack.spec import AttentionSpec, MaskSpec
 from tests.cases import make_case, visible_cells
-from tests.conftest import MASKS, MORE_MASKS, SMALL
+from tests.conftest import DFLASH, MASKS, MORE_MASKS, SMALL
 
 NAMES = list(MASKS)
 SHAPES = [(1, 64, 1), (2, 129, 7), (3, 777, 131), (1, 1500, 33), (2, 256, 24)]
@@ -53,6 +53,45 @@ def test_rules_equal_an_independent_evaluation(name: str) -> None:
         inputs = {n: t for n, t in case.mask.items() if isinstance(t, torch.Tensor)}
         lengths = Lengths(batch=expected.shape[0], query=expected.shape[2], key=expected.shape[3])
         assert torch.equal(dense(spec.mask, inputs, lengths), expected)
+
+
+# What rows see there depends on values of document_ids, real, depth: they are no intervals.
+NO_INTERVALS = {
+    "speculators", "speculators-2048", "speculators-sliding", "eagle3-sliding", "eagle3-speculators",
+    "peagle", "document", "padded", "packed-window",
+}  # fmt: skip
+JOINED = {
+    "dflash-in-window": MaskSpec(family="and", parts=(DFLASH, MaskSpec(family="sliding", window=40))),
+    "eagle3-in-chunks": MaskSpec(
+        family="and", parts=(MaskSpec(family="eagle3"), MaskSpec(family="chunked", window=60))
+    ),
+    "three": MaskSpec(
+        family="or",
+        parts=(
+            MaskSpec(family="and", parts=(MaskSpec(family="prefix"), MaskSpec(family="chunked", window=33))),
+            MaskSpec(family="sliding", window=7),
+            MaskSpec(family="and", parts=(MaskSpec(family="full"), MaskSpec(family="prefix"))),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*MASKS, *MORE_MASKS, *JOINED])
+def test_intervals_are_what_the_rule_shows(name: str) -> None:
+    mask = {**MASKS, **MORE_MASKS, **JOINED}[name]
+    spec = AttentionSpec(dtype="float32", mask=mask, **SMALL)
+    for seed, (batch, context, anchors) in enumerate(SHAPES):
+        case = make_case(spec, batch, context, anchors, seed=seed)
+        query, key = case.q.shape[2], case.key_length
+        inputs = {n: t for n, t in case.mask.items() if isinstance(t, torch.Tensor)}
+        entries = batch if family_of(mask).batched else 1
+        lengths = Lengths(batch=entries, query=query, key=key)
+        ends = intervals(mask, inputs, lengths)
+        assert (ends is None) == (name in NO_INTERVALS)
+        if ends is not None:
+            low, high = (end.unsqueeze(-1) for end in ends)
+            seen = ((torch.arange(key) >= low) & (torch.arange(key) < high)).any(2).unsqueeze(1)
+            assert torch.equal(seen, dense(mask, inputs, lengths))
 
 
 def test_tiles_hold_the_cells_of_partial_blocks(masks_pack: aotpack.Pack) -> None:

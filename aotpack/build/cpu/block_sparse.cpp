@@ -12,29 +12,25 @@
 #include <ATen/cpu/vec/vec.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
-#include <torch/csrc/stable/c/shim.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <stdexcept>
 #include <utility>
-#include <vector>
+
+#include "common.h"
+
+using namespace aotpack;
 
 namespace {
 
 using Vec = at::vec::Vectorized<float>;
-constexpr int64_t kBlock = 128;
-constexpr int64_t kRowBytes = kBlock / 8;  // of one row of a tile
 constexpr int64_t kHeadsAtOnce = 8;
 // Rows summed by one matrix product. MKL splits longer sums (768 and more, seen) by the thread count, and its
 // results then depend on it.
@@ -42,24 +38,6 @@ constexpr int64_t kSumRows = 2 * kBlock;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 static_assert(kBlock % Vec::size() == 0);
 static_assert(std::endian::native == std::endian::little, "hide() reads 32 bits of a tile at once");
-
-void check(AOTITorchError code) {
-  if (code != AOTI_TORCH_SUCCESS) throw std::runtime_error("aotpack: a torch call failed");
-}
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::runtime_error(message);
-}
-
-struct Handle {
-  AtenTensorHandle value = nullptr;
-  explicit Handle(AtenTensorHandle v) : value(v) {}
-  Handle(Handle&& other) noexcept : value(std::exchange(other.value, nullptr)) {}
-  Handle(const Handle&) = delete;
-  ~Handle() {
-    if (value) aoti_torch_delete_tensor_object(value);
-  }
-};
 
 // A row-major float32 matrix over scratch memory; `transposed` is the same memory seen as [columns, rows].
 Handle matrix(float* data, int64_t rows, int64_t columns, bool transposed = false) {
@@ -89,37 +67,6 @@ struct Buffer {
   Buffer(const Buffer&) = delete;
   ~Buffer() { std::free(data); }
 };
-
-struct View {
-  void* data;
-  int64_t sizes[4];
-  int32_t dtype;
-  View(AtenTensorHandle tensor, int64_t dim) {
-    int64_t found;
-    int64_t* found_sizes;
-    check(aoti_torch_get_dim(tensor, &found));
-    require(found == dim, "aotpack: a tensor has the wrong number of dimensions");
-    check(aoti_torch_get_sizes(tensor, &found_sizes));
-    std::copy(found_sizes, found_sizes + dim, sizes);
-    check(aoti_torch_get_data_ptr(tensor, &data));
-    check(aoti_torch_get_dtype(tensor, &dtype));
-  }
-  template <typename T>
-  T* as() const { return static_cast<T*>(data); }
-};
-
-Handle empty(std::initializer_list<int64_t> sizes, int32_t dtype) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (int64_t i = static_cast<int64_t>(sizes.size()) - 1; i >= 0; --i) {
-    strides[i] = stride;
-    stride *= sizes.begin()[i];
-  }
-  AtenTensorHandle handle;
-  check(aoti_torch_empty_strided(
-      sizes.size(), sizes.begin(), strides.data(), dtype, aoti_torch_device_type_cpu(), 0, &handle));
-  return Handle(handle);
-}
 
 // The visible blocks of one row (or one column) of the block grid: first the partial ones, then the full.
 struct Line {
@@ -185,33 +132,6 @@ struct Shape {
             "aotpack: the block mask was built for other lengths");
   }
 };
-
-// Calls work(task, scratch) for every task; workers take tasks in turn because their costs differ.
-template <typename MakeScratch, typename Work>
-void for_each_task(int64_t tasks, const MakeScratch& make_scratch, const Work& work) {
-  struct Context {
-    const MakeScratch& make;
-    const Work& work;
-    int64_t tasks;
-    std::atomic<int64_t> next{0};
-    std::atomic<bool> failed{false};
-  } context{make_scratch, work, tasks};
-  auto worker = [](int64_t begin, int64_t end, void* pointer) {
-    auto& c = *static_cast<Context*>(pointer);
-    try {
-      auto scratch = c.make();
-      for (int64_t task; !c.failed && (task = c.next++) < c.tasks;) c.work(task, *scratch);
-    } catch (...) {
-      c.failed = true;
-    }
-  };
-  uint32_t threads = 1;
-  check(torch_get_num_threads(&threads));
-  // With several threads a parallel region is opened even for one task: inside it the matrix library stays
-  // on one thread, which keeps results equal whatever the thread count.
-  check(torch_parallel_for(0, threads, 1, worker, &context));
-  require(!context.failed, "aotpack: a worker failed; the block mask or the tensors do not fit");
-}
 
 // Copies `rows` rows of `width` elements, times `factor`, into a float32 tile of kBlock rows; the rest is 0.
 template <typename T>
@@ -458,17 +378,6 @@ void for_dtype(int32_t dtype, const Function& function) {
   if (dtype == aoti_torch_dtype_bfloat16()) return function(c10::BFloat16());
   require(dtype == aoti_torch_dtype_float16(), "aotpack: q is not float32, bfloat16 or float16");
   function(c10::Half());
-}
-
-template <typename Function>
-AOTITorchError guarded(const Function& function) {
-  try {
-    function();
-    return AOTI_TORCH_SUCCESS;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return AOTI_TORCH_FAILURE;
-  }
 }
 
 }  // namespace
