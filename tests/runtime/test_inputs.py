@@ -10,6 +10,7 @@ import torch
 
 import aotpack
 from aotpack.errors import InputError, IntegrityError, MismatchError, NoVariantError
+from aotpack.package import Package
 from aotpack.spec import AttentionSpec, MaskSpec
 from tests.cases import Case, make_case
 from tests.process import with_target
@@ -201,7 +202,10 @@ def test_truncated_and_altered_files(dflash_package: Path, tmp_path: Path) -> No
         with pytest.raises(IntegrityError) as error:
             aotpack.load(path)
         assert error.value.exit_code == 4
-    middle = len(raw) // 2
+    with Package.open(dflash_package) as package:
+        library = package.manifest.blobs[package.manifest.variants[0].programs[0].library]
+        front = package.size - max(blob.offset + blob.size for blob in package.manifest.blobs.values())
+    middle = front + library.offset + library.size // 2
     path.write_bytes(raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AOTPACK_CACHE", str(tmp_path / "empty"))

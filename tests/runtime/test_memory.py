@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 HIGHEST = """
 def highest():
     # Not getrusage: a child inherits its parent's highest there.
@@ -44,9 +42,8 @@ MASK = """
 import json, sys
 import torch, aotpack
 
-T, N, SIZE = 8192, 3072, 16
-name, window = sys.argv[2], None if sys.argv[3] == "none" else int(sys.argv[3])
-attend = aotpack.load(sys.argv[1]).attention(name)
+T, N, SIZE, WINDOW = 8192, 3072, 16, 2048
+attend = aotpack.load(sys.argv[1]).attention("speculators-2048")
 generator = torch.Generator().manual_seed(0)
 documents = torch.randint(0, 6, (T,), generator=generator).sort().values
 documents[torch.rand(T, generator=generator) < 0.1] = -1
@@ -64,14 +61,9 @@ def cells(q):
     # One row of the rule as MASKS.md has it: bool [T + N * SIZE].
     a = int(anchors[q // SIZE])
     kv = torch.arange(T)
-    base = (documents == documents[a]) & (documents[a] != -1) & (kv < a)
-    if window is not None:
-        base &= kv >= a - window
+    base = (documents == documents[a]) & (documents[a] != -1) & (kv < a) & (kv >= a - WINDOW)
     draft = torch.arange(N * SIZE)
-    own = draft // SIZE == q // SIZE
-    if window is not None:
-        own &= draft <= q
-    return torch.cat([base, own])
+    return torch.cat([base, (draft // SIZE == q // SIZE) & (draft <= q)])
 
 num, idx, full_num, full_idx, q_num, q_idx, full_q_num, full_q_idx, tiles, ids = mask.tensors
 rows = torch.randperm(N * SIZE // 128, generator=generator)[:24].tolist() + [0, N * SIZE // 128 - 1]
@@ -132,11 +124,8 @@ def test_extra_memory_of_a_long_step_is_under_1_gb(float32_package: Path) -> Non
     assert 0 < measured(STEP, float32_package) < 1e9
 
 
-@pytest.mark.parametrize(("name", "window"), [("speculators", "none"), ("speculators-2048", 2048)])
-def test_a_packed_mask_of_3072_anchors_takes_under_100_mb(
-    masks_package: Path, name: str, window: object
-) -> None:
-    found = measured(MASK, masks_package, name, window)
+def test_a_packed_mask_of_3072_anchors_takes_under_100_mb(masks_package: Path) -> None:
+    found = measured(MASK, masks_package)
     assert found["wrong"] == 0
     assert found["tiles"] > 10_000
     # A byte for each cell of the grid would take 2.8 GB, and one for each cell of the partial blocks 200 MB.
