@@ -13,8 +13,9 @@ from aotpack.errors import HostError, UnsupportedError
 from aotpack.masks import Lengths, dense, family_of
 from aotpack.runtime.arguments import check_positions, read_arguments, read_score
 from aotpack.runtime.checks import check_mask, check_qkv
+from aotpack.runtime.direct import attend
 from aotpack.runtime.mask import BlockMask
-from aotpack.runtime.operator import attention, enroll
+from aotpack.runtime.operator import enroll
 from aotpack.runtime.origin import reload_attention
 from aotpack.runtime.programs import CompiledPrograms
 from aotpack.runtime.reblock import dense_cells
@@ -188,7 +189,7 @@ class Attention:
             torch.get_autocast_dtype(self.device.type) == self._dtype
         ):
             q, k, v = q.to(self._dtype), k.to(self._dtype), v.to(self._dtype)
-        check_qkv(self.spec, self.device, q, k, v)
+        check_qkv(self.spec, self._dtype, self.device, q, k, v)
         block_mask = adopt(mask, q, k) if is_torch_block_mask(mask) else mask
         check_mask(self.spec, self.device, q, k, block_mask)
         if self._score is not None or tensors:
@@ -196,7 +197,8 @@ class Attention:
         elif self._programs is None:
             out, lse = self._eager(q, k, v, block_mask)
         else:
-            out, lse = attention(self._key, q, k, v, self.mask_tensors(block_mask, q.shape[0]))
+            tensors_of_mask = self.mask_tensors(block_mask, q.shape[0])
+            out, lse = attend(self._key, self._programs, q, k, v, tensors_of_mask)
         return (out, lse) if return_lse else out
 
     def mask_tensors(self, mask: BlockMask, batch: int) -> list[Tensor]:

@@ -12,9 +12,10 @@ from aotpack.spec import AttentionSpec
 __all__ = ["check_mask", "check_qkv"]
 
 
-def check_qkv(spec: AttentionSpec, device: torch.device, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """q [B,heads,Q,head_dim], k [B,kv_heads,KV,head_dim], v [B,kv_heads,KV,value_dim], of its dtype."""
-    dtype = getattr(torch, spec.dtype)
+def check_qkv(
+    spec: AttentionSpec, dtype: torch.dtype, device: torch.device, q: Tensor, k: Tensor, v: Tensor
+) -> None:
+    """q [B,heads,Q,head_dim], k [B,kv_heads,KV,head_dim] and v [B,kv_heads,KV,value_dim], of that dtype."""
     for name, tensor, heads, size in (
         ("q", q, spec.heads, spec.head_dim),
         ("k", k, spec.kv_heads, spec.head_dim),

@@ -19,7 +19,17 @@ from torch import Tensor
 from aotpack.errors import InputError, UnsupportedError
 from aotpack.runtime.transforms import TRANSFORMS, in_forward_mode, no_forward_mode, no_transforms
 
-__all__ = ["Programs", "attention", "below_autograd", "enroll", "find", "not_twice", "register"]
+__all__ = [
+    "Programs",
+    "aligned",
+    "attention",
+    "attention_backward",
+    "below_autograd",
+    "enroll",
+    "find",
+    "not_twice",
+    "register",
+]
 
 _SCHEMAS: Final = (
     "attention(int programs, Tensor q, Tensor k, Tensor v, Tensor[] mask) -> (Tensor out, Tensor lse)",
@@ -79,6 +89,12 @@ def attention(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> 
     return result
 
 
+def attention_backward(key: int, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Calls the operator: dq, dk and dv from the gradients of out and lse, q, k, v, out, lse and the mask."""
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.aotpack.attention_backward.default(key, *arguments)
+    return result
+
+
 def find(key: int) -> Programs:
     """The enrolled programs of that key; ``InputError`` where they are gone."""
     programs = _enrolled.get(key)
@@ -102,14 +118,14 @@ def not_twice() -> UnsupportedError:
     )
 
 
-def _dense(tensor: Tensor) -> Tensor:
+def aligned(tensor: Tensor) -> Tensor:
     """Contiguous, and where kernels can read 16 bytes at once: a slice may begin elsewhere."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
 def _forward(key: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]) -> tuple[Tensor, Tensor]:
-    return find(key).forward(_dense(q), _dense(k), _dense(v), mask)
+    return find(key).forward(aligned(q), aligned(k), aligned(v), mask)
 
 
 def _backward(
@@ -123,8 +139,8 @@ def _backward(
     lse: Tensor,
     mask: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grads = (_dense(grad_out), _dense(grad_lse))
-    dq, dk, dv = find(key).backward(*grads, _dense(q), _dense(k), _dense(v), out, lse, mask)
+    grads = (aligned(grad_out), aligned(grad_lse))
+    dq, dk, dv = find(key).backward(*grads, aligned(q), aligned(k), aligned(v), out, lse, mask)
     return dq, dk, dv
 
 
@@ -155,10 +171,10 @@ class _Attention(torch.autograd.Function):
         q, k, v, out, lse, *mask = ctx.saved_tensors
         tensors = (*grads, q, k, v, out, lse)
         if torch.is_grad_enabled():  # with create_graph, which is refused once that graph is differentiated
-            found = torch.ops.aotpack.attention_backward.default(ctx.key, *tensors, mask)
+            found = attention_backward(ctx.key, *tensors, mask)
         else:
             with below_autograd():
-                found = torch.ops.aotpack.attention_backward.default(ctx.key, *tensors, mask)
+                found = attention_backward(ctx.key, *tensors, mask)
         return None, *found, *(None for _ in mask)
 
     @staticmethod
@@ -170,8 +186,7 @@ class _AttentionBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, key: int, mask: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
         with below_autograd():
-            result: tuple[Tensor, ...] = torch.ops.aotpack.attention_backward.default(key, *tensors, mask)
-        return result
+            return attention_backward(key, *tensors, mask)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

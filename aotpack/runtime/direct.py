@@ -1,0 +1,79 @@
+"""Attention without the dispatcher, where nobody listens there: a call of the operator costs twice as much.
+
+The only module that touches ``torch._C._len_torch_dispatch_stack``, ``_len_torch_function_stack``,
+``_get_tracing_state``, ``_autograd._profiler_enabled`` and ``_functorch.peek_interpreter_stack``; tried with
+torch 2.11.0 and 2.14.1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from aotpack.runtime.operator import Programs, aligned, attention, attention_backward
+from aotpack.runtime.transforms import in_forward_mode, no_forward_mode
+
+__all__ = ["attend", "is_plain"]
+
+_PLAIN: Final = frozenset({Tensor, Parameter})
+_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
+_function_modes: Final = torch._C._len_torch_function_stack
+_transform: Final = torch._C._functorch.peek_interpreter_stack
+_jit: Final = torch._C._get_tracing_state
+_profiler: Final = torch._C._autograd._profiler_enabled
+
+
+def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether nothing would see the operator: subclass, mode, transform, tracer, profiler, tangents."""
+    return (
+        type(q) in _PLAIN
+        and type(k) in _PLAIN
+        and type(v) in _PLAIN
+        and not _dispatch_modes()
+        and not _function_modes()
+        and _transform() is None
+        and _jit() is None
+        and not _profiler()
+        and not in_forward_mode()
+    )
+
+
+def attend(
+    key: int, programs: Programs, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """out and lse of enrolled programs, differentiable once in q, k and v."""
+    if torch.compiler.is_compiling() or not is_plain(q, k, v):
+        return attention(key, q, k, v, mask)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        result: tuple[Tensor, Tensor] = _Attention.apply(key, programs, mask, q, k, v)
+        return result
+    return programs.forward(aligned(q), aligned(k), aligned(v), mask)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, key: int, programs: Programs, mask: list[Tensor], q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = programs.forward(aligned(q), aligned(k), aligned(v), mask)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.key, ctx.programs, ctx.mask = key, programs, mask
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        # With create_graph a second derivative may be asked for, which the operator refuses.
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_plain(q, k, v):
+            found = attention_backward(ctx.key, *grads, q, k, v, out, lse, ctx.mask)
+        else:
+            tensors = aligned(grads[0]), aligned(grads[1]), aligned(q), aligned(k), aligned(v), out, lse
+            found = tuple(ctx.programs.backward(*tensors, ctx.mask))
+        return None, None, None, *found
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise no_forward_mode()
