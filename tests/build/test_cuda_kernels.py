@@ -14,8 +14,9 @@ from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrid
 
 from aotpack.build import absent
 from aotpack.build.export import export
+from aotpack.build.kinds import has_kernels
 from aotpack.build.launch import check_written, split_descriptors
-from aotpack.build.programs_dflash import attention_programs, block_mask_program, has_kernels
+from aotpack.build.programs_dflash import attention_programs, block_mask_program
 from aotpack.build.specialisations import ATTENTION
 from aotpack.build.specialisations import exact as exact_shape
 from aotpack.errors import BuildError, HostError
