@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -56,11 +56,11 @@ class _Tiles:
     @classmethod
     def of(cls, spec: AttentionSpec, options: Options, prefix: str = "", **usual: int) -> _Tiles:
         """From the options whose names begin with a prefix, and ``tma``."""
-        names = {each.name for each in fields(cls)}
-        own = {name.removeprefix(prefix): v for name, v in options.items() if name.startswith(prefix)}
-        chosen: dict[str, Any] = {**usual, **{name: v for name, v in own.items() if name in names}}
+        chosen: dict[str, Any] = {
+            name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)
+        }
         chosen |= {"tma": options["tma"]} if "tma" in options else {}
-        tiles = cls(**chosen)
+        tiles = cls(**{**usual, **chosen})
         if spec.heads % tiles.abreast:
             raise UnsupportedError(
                 "a tuning's heads do not divide those of the spec",

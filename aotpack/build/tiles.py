@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from aotpack.tuning import DIRECTIONS, Options
+from aotpack.tuning import DIRECTIONS, Options, ordered
 
 __all__ = ["Tiles"]
 
@@ -30,8 +30,9 @@ class Tiles:
     def preferred(cls, tuned: Mapping[str, Options]) -> Tiles:
         """Options of a tuning by direction come first; what they leave out is Inductor's own choice."""
         first = {
-            name: {_PREFIX[name] + option: value for option, value in tuned.get(name, {}).items()}
+            name: {_PREFIX[name] + option: value for option, value in options.items()}
             for name in DIRECTIONS
+            for options in [ordered("template", name, tuned.get(name, {}))]
         }
         return cls(**{name: (first[name], *_SMALLER[name]) for name in DIRECTIONS})
 

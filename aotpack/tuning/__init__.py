@@ -1,10 +1,11 @@
 """Tuning as data: which kernel options were measured to be best, on which chip, and for what."""
 
 from aotpack.tuning.candidates import Candidate, CandidateSet, Group
-from aotpack.tuning.choice import best
-from aotpack.tuning.options import CLASSES, DIRECTIONS, KERNELS, Options, unfit
-from aotpack.tuning.record import Attention, Chip, Entry, Measured, Record, Timed
-from aotpack.tuning.tuned import Choice, Frozen, Records, Tuning, to_provenance
+from aotpack.tuning.choice import best, mean
+from aotpack.tuning.entry import Attention, Chip, Entry, Measured, Timed
+from aotpack.tuning.options import CLASSES, DIRECTIONS, KERNELS, Options, ordered, unfit
+from aotpack.tuning.record import Record
+from aotpack.tuning.tuned import Choice, Frozen, Records, Tuning, Used, to_provenance, used_records
 
 __all__ = [
     "CLASSES",
@@ -24,7 +25,11 @@ __all__ = [
     "Records",
     "Timed",
     "Tuning",
+    "Used",
     "best",
+    "mean",
+    "ordered",
     "to_provenance",
     "unfit",
+    "used_records",
 ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from aotpack.tuning.record import Measured
+from aotpack.tuning.entry import Measured
 
 __all__ = ["MARGIN", "best", "mean"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-__all__ = ["CLASSES", "DIRECTIONS", "KERNELS", "Options", "unfit"]
+__all__ = ["CLASSES", "DIRECTIONS", "KERNELS", "Options", "ordered", "unfit"]
 
 # By name; flags are bool. What is left out is the kernels' own choice.
 Options = Mapping[str, int]
@@ -54,6 +54,11 @@ _KNOWN: Final[Mapping[tuple[str, str], Mapping[str, Sequence[int]]]] = {
     ("cpu", "backward"): {},
 }
 _OWN_ROWS: Final = 64  # of our kernels, where no option says otherwise
+
+
+def ordered(kernels: str, direction: str, options: Options) -> dict[str, int]:
+    """The options in one order, whatever order they came in: it shows in the names of a library's sources."""
+    return {name: options[name] for name in _KNOWN[kernels, direction] if name in options}
 
 
 def unfit(kernels: str, direction: str, options: Mapping[str, object]) -> str | None:

@@ -13,10 +13,10 @@ from aotpack.errors import InputError, IntegrityError
 from aotpack.fields import Document, Fields, Form
 from aotpack.files import read_file, replace_file
 from aotpack.spec import DTYPES, AttentionSpec
-from aotpack.targets import Target
-from aotpack.tuning.options import CLASSES, DIRECTIONS, KERNELS, Options, unfit
+from aotpack.tuning.entry import Attention, Chip, Entry, Measured, Timed
+from aotpack.tuning.options import CLASSES, DIRECTIONS, KERNELS, Options, ordered, unfit
 
-__all__ = ["SCHEMA", "Attention", "Chip", "Entry", "Measured", "Record", "Timed", "one_of", "read_options"]
+__all__ = ["SCHEMA", "Record", "one_of", "read_options"]
 
 SCHEMA: Final = "aotpack.tuning/1"
 _LIMIT: Final = 16 << 20
@@ -24,132 +24,6 @@ _SIZE: Final = (1, 1 << 31)
 _WORDS: Final = Form(r"[ -~]{1,400}", "up to 400 printable ASCII characters")
 _NAME: Final = Form(r"[A-Za-z0-9_.+-]{1,80}", "a name of letters, digits and _ . + -")
 _CAPABILITY: Final = Form(r"[1-9][0-9]?\.[0-9]", "a compute capability such as 9.0")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chip:
-    """What was measured on.
-
-    Attributes:
-        name: as the driver reports it, ``"NVIDIA H200"``.
-        capability: compute capability, ``(9, 0)``; None for a CPU.
-        multiprocessors: of the chip; cores of a CPU.
-    """
-
-    name: str
-    capability: tuple[int, int] | None
-    multiprocessors: int
-
-    def __str__(self) -> str:
-        return (
-            self.name if self.capability is None else f"{self.name} (sm{''.join(map(str, self.capability))})"
-        )
-
-    def suits(self, target: Target) -> bool:
-        """Whether a target is for devices of this capability, and no other."""
-        return self.capability is not None and self.capability == target.capability
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attention:
-    """Which attentions an entry is for; what is None may be anything.
-
-    Attributes:
-        heads, kv_heads, head_dim, value_dim, dtype: as in a spec.
-        mask: the mask's family and parameters, as JSON values.
-        score: family of the score modification, ``"none"`` for none.
-    """
-
-    heads: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    value_dim: int | None = None
-    dtype: str | None = None
-    mask: Mapping[str, Any] | None = None
-    score: str | None = None
-
-    @classmethod
-    def of(cls, spec: AttentionSpec) -> Attention:
-        """A spec's own: all but the scale and what else no kernel's speed depends on."""
-        return cls(
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-            value_dim=spec.value_dim,
-            dtype=spec.dtype,
-            mask=spec.to_dict()["mask"],
-            score="none" if spec.score is None else spec.score.family,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values; what may be anything is left out."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def covers(self, spec: AttentionSpec) -> bool:
-        """Whether a spec is one of these."""
-        own = Attention.of(spec).to_dict()
-        return all(own[name] == value for name, value in self.to_dict().items())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timed:
-    """Seconds of one call at one batch, query and key length: median and quartiles of ``count`` turns."""
-
-    lengths: tuple[int, int, int]
-    median: float
-    low: float
-    high: float
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """One candidate.
-
-    Attributes:
-        options: that it was compiled with.
-        ok: whether it may be chosen.
-        why: not.
-        error: the largest relative error of its results against dense fp64 math, where they were compared.
-        timings: at each lengths.
-    """
-
-    options: Options
-    ok: bool = True
-    why: str | None = None
-    error: float | None = None
-    timings: tuple[Timed, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """What was chosen for one kind of attention, direction and length class.
-
-    Attributes:
-        attention: what it is for.
-        kernels: ``"template"``, ``"dflash"`` or ``"cpu"``.
-        direction: ``"forward"`` or ``"backward"``.
-        length_class: one of ``CLASSES``.
-        options: of the kernels; the others are their own.
-        reason: why these, one sentence.
-        candidates: all that were measured, in their order.
-    """
-
-    attention: Attention
-    kernels: str
-    direction: str
-    length_class: str
-    options: Options
-    reason: str
-    candidates: tuple[Measured, ...] = ()
-
-    @property
-    def key(self) -> str:
-        """What no two entries of a record share."""
-        return json.dumps(
-            [self.kernels, self.length_class, self.direction, self.attention.to_dict()], sort_keys=True
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,7 +113,8 @@ def read_options(table: Fields, kernels: str, direction: str) -> Options:
     options = table.plain("options")
     if problem := unfit(kernels, direction, options):
         table.wrong("options", f"options of {kernels} {direction}: {problem}")
-    return {name: value for name, value in sorted(options.items()) if isinstance(value, int)}
+    known = {name: value for name, value in options.items() if isinstance(value, int)}
+    return ordered(kernels, direction, known)
 
 
 def _present(value: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from aotpack.targets import Target
 from aotpack.tuning.options import CLASSES, DIRECTIONS, Options
 from aotpack.tuning.record import Record, one_of, read_options
 
-__all__ = ["Choice", "Choices", "Frozen", "Records", "Tuning", "to_provenance"]
+__all__ = ["Choice", "Choices", "Frozen", "Records", "Tuning", "Used", "to_provenance", "used_records"]
 
 _DIGEST: Final = Form(r"[0-9a-f]{64}", "a SHA-256 in 64 lowercase hex digits")
 _WORDS: Final = Form(r"[ -~]{1,400}", "printable ASCII")
@@ -147,6 +147,41 @@ def to_provenance(chosen: Mapping[tuple[str, str], Choices]) -> dict[str, Any]:
             }
     records = {choice.record: choice.chip for choices in chosen.values() for choice in _each(choices)}
     return {"records": records, "options": options}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Used:
+    """A record of which a build took something: for ``"cuda-sm90 forward div128"`` and the like."""
+
+    digest: str
+    chip: str
+    programs: tuple[str, ...]
+
+
+def used_records(data: object) -> list[Used]:
+    """Which records a package's options came from, by what ``to_provenance`` made.
+
+    Raises:
+        IntegrityError: it did not; the field that is wrong is named.
+    """
+    table = Fields(data, "options.tuning", document=_PROVENANCE)
+    records, options = table.table("records"), table.table("options")
+    programs = [
+        (directions.table(direction).text("record", _DIGEST), f"{target} {direction} {length_class}")
+        for target in options.keys(_WORDS)
+        for classes in [options.table(target).table(spec) for spec in options.table(target).keys(_DIGEST)]
+        for length_class in classes.keys(_WORDS)
+        for directions in [classes.table(length_class)]
+        for direction in directions.keys(one_of(*DIRECTIONS))
+    ]
+    return [
+        Used(
+            digest=digest,
+            chip=records.text(digest, _WORDS),
+            programs=tuple(dict.fromkeys(text for record, text in programs if record == digest)),
+        )
+        for digest in records.keys(_DIGEST)
+    ]
 
 
 def _each(choices: Choices) -> Iterator[Choice]:
