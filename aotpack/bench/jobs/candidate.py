@@ -56,7 +56,8 @@ def candidate(
         load(path, case.device, specs={case.spec: wanted}).attention(case.spec) for path in (package, untuned)
     )
     with Package.open(Path(package)) as opened:
-        tolerance = opened.manifest.variants[0].tolerance
+        variants = opened.manifest.variants
+    tolerance = next(each.tolerance for each in variants if each.spec == wanted.digest)
     worst = 0.0
     for each in (*checked, *lengths):
         step = draw_step(wanted, each[0], each[1], each[2], case.device)
