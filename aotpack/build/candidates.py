@@ -32,11 +32,14 @@ Search = Callable[[AttentionSpec, str, str, Options | None], Sequence[Options]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Made:
-    """What one worker made: facts of programs by direction, in the order of the options."""
+    """What one worker made: facts of programs by direction, in the order of the options.
+
+    There are no golden vectors: they are of any lengths, and most of a small package.
+    """
 
     block_mask: Mapping[str, Any]
     programs: Mapping[str, Sequence[Mapping[str, Any]]]
-    golden: Mapping[str, Any]
+    tolerance: Mapping[str, float]
     tools: Mapping[str, str]
 
 
@@ -150,7 +153,7 @@ def _compiled(
     return _Made(
         block_mask=found["block_mask"],
         programs={direction: [next(facts) for _ in options] for direction, options in wanted.items()},
-        golden={name: found[name] for name in ("vectors", "tolerance")},
+        tolerance=found["tolerance"],
         tools=result["tools"],
     )
 
@@ -199,7 +202,15 @@ def _packages(
         file = f"{spec.digest[:12]}.{length_class}.{direction}.{number:02}.aotpack"
         programs = {**plain, direction: facts}
         parts = [made.block_mask, *(programs[d] for d in DIRECTIONS)]
-        _write(folder / file, name, spec, target, {"programs": parts, **made.golden}, made.tools, each)
+        _write(
+            folder / file,
+            name,
+            spec,
+            target,
+            {"programs": parts, "tolerance": made.tolerance},
+            made.tools,
+            each,
+        )
         found.append(Candidate(options=each, package=file))
     return tuple(found)
 

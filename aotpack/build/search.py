@@ -54,8 +54,13 @@ def options_to_try(spec: AttentionSpec, kernels: str, direction: str, known: Opt
 
 def lengths_of(spec: AttentionSpec, length_class: str) -> tuple[Lengths, ...]:
     """What is measured: a long step, a shorter one, and a batch, whole blocks or odd as the class has it."""
-    usual = ((1, 8192, 4096), (1, 4096, 4096), (2, 2048, 4096))
-    return tuple(_fit(spec, length_class, *lengths) for lengths in usual)
+    # What serves all lengths is measured at both kinds.
+    first = "div128" if length_class == "any" else length_class
+    return (
+        _fit(spec, first, 1, 8192, 4096),
+        _fit(spec, length_class, 1, 4096, 4096),
+        _fit(spec, length_class, 2, 2048, 4096),
+    )
 
 
 def checked_lengths(spec: AttentionSpec, length_class: str) -> tuple[Lengths, ...]:

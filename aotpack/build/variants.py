@@ -39,7 +39,7 @@ def variants(result: Mapping[str, Any], target: Target, blobs: dict[str, bytes])
                 for p in programs
             ),
             requires=_requirements(programs),
-            vectors=add(made["vectors"]),
+            vectors=add(made["vectors"]) if "vectors" in made else None,
             tolerance=made["tolerance"],
         )
 

@@ -135,7 +135,7 @@ def _parts_cuda(specs: _Specs, target: Target, job: dict[str, Any]) -> dict[str,
 
 
 def _candidates(specs: dict[str, AttentionSpec], target: Target, job: dict[str, Any]) -> dict[str, Any]:
-    """The block mask's facts, each candidate's or why there is none, and the golden vectors."""
+    """The block mask's facts, and each candidate's or why there is none."""
     from aotpack.build.variants_cuda import candidate_parts
 
     ((name, spec),) = specs.items()
@@ -143,14 +143,7 @@ def _candidates(specs: dict[str, AttentionSpec], target: Target, job: dict[str, 
     hide_paths(folder)
     parts = candidate_parts(name, spec, target, folder, _stage, asked["class"], asked["programs"])
     mask, *programs = (facts for (facts,) in side_by_side(parts, folder, job["jobs"]))
-    return {"block_mask": mask, "programs": programs, **_golden(name, spec, folder)}
-
-
-def _golden(name: str, spec: AttentionSpec, folder: Path) -> dict[str, Any]:
-    with _stage("vectors", name):
-        vectors = folder / f"{spec.digest}.safetensors"
-        vectors.write_bytes(golden_vectors(spec))
-    return {"vectors": str(vectors), "tolerance": tolerances(spec)}
+    return {"block_mask": mask, "programs": programs, "tolerance": tolerances(spec)}
 
 
 def _parts_cpu(specs: _Specs, target: Target, job: dict[str, Any]) -> dict[str, list[_Part]]:
@@ -177,8 +170,11 @@ def _build(specs: _Specs, parts: dict[str, list[_Part]], folder: Path, jobs: int
     made = dict(zip(distinct, side_by_side(list(distinct.values()), folder, jobs), strict=True))
     found = {}
     for digest, (name, spec) in specs.items():
+        with _stage("vectors", name):
+            vectors = folder / f"{digest}.safetensors"
+            vectors.write_bytes(golden_vectors(spec))
         programs = [program for key, _ in parts[digest] for program in made[key]]
-        found[digest] = {"programs": programs, **_golden(name, spec, folder)}
+        found[digest] = {"programs": programs, "vectors": str(vectors), "tolerance": tolerances(spec)}
     return found
 
 
