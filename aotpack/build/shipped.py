@@ -1,4 +1,4 @@
-"""The tuning records that come with aotpack: ``aotpack/build/tuning``, one a compute capability."""
+"""The tuning records that come with aotpack: ``aotpack/build/tuning``, of one chip a compute capability."""
 
 from __future__ import annotations
 

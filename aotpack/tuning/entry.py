@@ -74,6 +74,11 @@ class Attention:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def detail(self) -> int:
+        """How many of the fields are said."""
+        return len(self.to_dict())
+
     def covers(self, spec: AttentionSpec) -> bool:
         """Whether a spec is one of these."""
         own = Attention.of(spec).to_dict()

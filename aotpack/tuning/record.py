@@ -56,7 +56,7 @@ class Record:
             for entry in self.entries
             if (entry.kernels, entry.length_class, entry.direction) == wanted and entry.attention.covers(spec)
         ]
-        return max(found, key=lambda entry: len(entry.attention.to_dict()), default=None)
+        return max(found, key=lambda entry: entry.attention.detail, default=None)
 
     def to_bytes(self) -> bytes:
         """The file: JSON with sorted keys and entries, the same bytes for the same record."""

@@ -10,6 +10,7 @@ from aotpack.errors import InputError
 from aotpack.fields import Document, Fields, Form
 from aotpack.spec import AttentionSpec
 from aotpack.targets import Target
+from aotpack.tuning.entry import Entry
 from aotpack.tuning.options import CLASSES, DIRECTIONS, Options
 from aotpack.tuning.record import Record, one_of, read_options
 
@@ -53,7 +54,7 @@ class Records:
 
     Attributes:
         given: by the user, by their files' names; they come first, in their order.
-        shipped: with aotpack.
+        shipped: with aotpack; of their entries, the one that says most is taken.
     """
 
     given: Mapping[str, Record] = field(default_factory=dict)
@@ -89,13 +90,19 @@ class Records:
     def _choice(
         self, target: Target, spec: AttentionSpec, kernels: str, length_class: str, direction: str
     ) -> Choice | None:
-        for record in (*self.given.values(), *self.shipped):
-            entry = (
-                record.entry(spec, kernels, length_class, direction) if record.chip.suits(target) else None
-            )
-            if entry is not None:
-                return Choice(options=entry.options, record=record.digest, chip=record.chip.name)
-        return None
+        def found(record: Record) -> Entry | None:
+            suits = record.chip.suits(target)
+            return record.entry(spec, kernels, length_class, direction) if suits else None
+
+        given = [(record, entry) for record in self.given.values() if (entry := found(record))]
+        shipped = [(record, entry) for record in self.shipped if (entry := found(record))]
+        # Which file a shipped entry is in means nothing; max takes the first of equals.
+        best = max(shipped, key=lambda pair: pair[1].attention.detail, default=None)
+        chosen = given[0] if given else best
+        if chosen is None:
+            return None
+        record, entry = chosen
+        return Choice(options=entry.options, record=record.digest, chip=record.chip.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -216,8 +216,9 @@ def test_an_entry_is_for_its_own_attention(change: dict[str, Any]) -> None:
 def test_the_entry_that_says_most_and_the_record_that_was_given_win() -> None:
     broad = entry(attention=Attention(head_dim=128), options={"rows": 32}, candidates=())
     narrow = replace(broad, attention=Attention(head_dim=128, heads=32), options={"rows": 16})
-    for shipped_one in (record(broad, narrow), record(narrow, broad)):
-        records = Records(shipped=[shipped_one])
+    together, apart = [record(broad, narrow)], [record(broad), record(narrow)]
+    for some in (together, apart, apart[::-1]):
+        records = Records(shipped=some)
         assert records.chosen(SM90, SPEC, "dflash")["any"]["forward"].options == {"rows": 16}
         given = replace(records, given={"mine.json": record(broad)})
         assert given.chosen(SM90, SPEC, "dflash")["any"]["forward"].options == {"rows": 32}
@@ -259,14 +260,15 @@ def test_a_manifest_whose_tuning_is_nonsense_is_refused() -> None:
         used_records({"records": {}, "options": 7})
 
 
-def test_what_is_shipped_is_one_record_a_capability_and_says_where_it_came_from() -> None:
-    found = shipped_records()
-    assert [each.chip.name for each in found] == ["NVIDIA H200"]
-    assert len({each.chip.capability for each in found}) == len(found)
+def test_what_is_shipped_is_of_one_chip_a_capability_and_says_where_it_came_from() -> None:
+    found, folder = shipped_records(), Path(__file__).parents[2] / "aotpack" / "build" / "tuning"
+    chips = {each.chip for each in found}
+    assert "NVIDIA H200" in {chip.name for chip in chips}
+    assert len({chip.capability for chip in chips}) == len(chips)
+    # As they are written, so that their digests are those of the files.
+    assert [each.to_bytes() for each in found] == [path.read_bytes() for path in sorted(folder.glob("*"))]
     for each in found:
-        path = Path(__file__).parents[2] / "aotpack" / "build" / "tuning" / "h200.json"
-        assert each.to_bytes() == path.read_bytes()
-        assert all("measured" in e.reason.lower() or "tried by hand" in e.reason for e in each.entries)
+        assert all(e.candidates or "by hand" in e.reason for e in each.entries)
 
 
 def test_heads_of_128_have_on_hopper_what_was_measured_there() -> None:
