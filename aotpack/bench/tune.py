@@ -17,6 +17,7 @@ from aotpack.bench.protocol import TIMEOUT, Timing
 from aotpack.bench.turns import Entry as Rival
 from aotpack.bench.turns import Turns, take_turns
 from aotpack.errors import HostError, InputError, NoVariantError
+from aotpack.files import check_writable
 from aotpack.targets import Target
 from aotpack.tuning import Attention, CandidateSet, Chip, Entry, Group, Measured, Record, Timed, best
 
@@ -111,6 +112,7 @@ def tune(
     candidates = CandidateSet.read(folder)
     chip = check_device(device, candidates.target)
     tools = {**candidates.tools, "measured with torch": torch.__version__}
+    check_writable(record)
     found = _earlier(record, Record(chip=chip, tools=tools))
     measured, without = list[str](), list[str]()
     for group in candidates.groups:

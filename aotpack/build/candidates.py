@@ -142,9 +142,6 @@ def _compiled(
     programs = [[direction, dict(each)] for direction, options in wanted.items() for each in options]
     job = {
         "candidates": {"class": length_class, "programs": programs},
-        "shapes": [],
-        "template": False,
-        "tuned": {},
         "jobs": jobs or usable_cores(),
     }
     result = run_worker({name: spec}, target, job, folder, progress or (lambda stage: None))

@@ -18,7 +18,8 @@ from aotpack.build.parallel import usable_cores
 from aotpack.build.running import Stage, run_worker
 from aotpack.build.shipped import shipped
 from aotpack.build.variants import variants
-from aotpack.errors import InputError, OutputError, UnsupportedError
+from aotpack.errors import InputError, UnsupportedError
+from aotpack.files import check_writable
 from aotpack.own import importable, resolve
 from aotpack.package import Manifest, Variant, write_package
 from aotpack.spec import AttentionSpec
@@ -178,13 +179,7 @@ def _check(specs: Mapping[str, AttentionSpec], targets: Sequence[Target], path: 
                 f"target {target} cannot be built on a {platform.machine()} machine",
                 remedy=f"build it on a machine of type {target.arch.partition('-')[0]}",
             )
-    if reason := _unwritable(path):
-        raise OutputError(
-            f"{path} cannot be written",
-            expected="a file in a folder that exists and is writable",
-            found=reason,
-            remedy="choose another path with -o",
-        )
+    check_writable(path)
 
 
 def _check_shapes(
@@ -216,14 +211,3 @@ def _unfit(spec: AttentionSpec, batch: int, query: int, key: int) -> str | None:
         return f"not whole blocks of {block} query rows that are also the last keys, after some context"
     largest = batch * max(spec.heads * query, spec.kv_heads * key) * max(spec.head_dim, spec.value_dim)
     return "a tensor of 2**31 elements or more" if largest >= 1 << 31 else None
-
-
-def _unwritable(path: Path) -> str | None:
-    if path.is_dir():
-        return "a folder"
-    try:
-        # Permissions alone do not tell: a file system may be read-only or full.
-        with tempfile.TemporaryFile(dir=path.parent):
-            return None
-    except OSError as error:
-        return f"folder {path.parent}: {error.strerror}"

@@ -48,7 +48,7 @@ class Tune:
         jobs: int | None,
         tuning: Records,
     ) -> Tune:
-        """Raises ``InputError`` unless one of the targets, and one only, is a CUDA target."""
+        """Raises ``InputError`` unless just one of the targets is a CUDA target, or as ``Records.check``."""
         found = [target for target in map(Target.parse, targets) if target.device == "cuda"]
         if len(found) != 1:
             raise InputError(
@@ -56,6 +56,7 @@ class Tune:
                 expected="one --target such as cuda-sm90",
                 found=", ".join(targets) or "cpu",
             )
+        tuning.check(found, specs)
         return cls(specs=specs, target=found[0], template=template, jobs=jobs, tuning=tuning)
 
     def candidates(self, console: Console, folder: Path) -> CandidateSet:

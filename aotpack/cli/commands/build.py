@@ -16,6 +16,7 @@ from aotpack.cli.sources import default_output, read_sources
 from aotpack.cli.text import columns, duration, size
 from aotpack.cli.tuning import Tune, describe, given_records
 from aotpack.errors import InputError
+from aotpack.files import check_writable
 from aotpack.spec import DTYPES, AttentionSpec
 
 __all__ = ["build"]
@@ -143,6 +144,8 @@ def build(
         console.detail(f"spec {name}: {spec.to_json()}")
     if search is not None:
         place = record if record is not None else path.with_suffix(".tuning.json")
+        for each in (path, place):
+            check_writable(each)
         found = search.record(console, place)
         code = show_failures(console, found)
         if found.record.entries:
