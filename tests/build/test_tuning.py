@@ -218,8 +218,8 @@ def few(spec: AttentionSpec, kernels: str, direction: str, known: Options | None
 @needs_cuda_torch
 @pytest.mark.slow
 def test_candidates_are_packages_that_differ_in_one_program(tmp_path: Path) -> None:
-    folder = tmp_path / "candidates"
-    made = build_candidates({"full": SPEC}, "cuda-sm90", folder, search=few)
+    folder, spec = tmp_path / "candidates", replace(SPEC, head_dim=128, value_dim=128)
+    made = build_candidates({"full": spec}, "cuda-sm90", folder, search=few)
     assert CandidateSet.read(folder) == made
     forward, backward = made.groups
     assert (forward.direction, backward.direction) == DIRECTIONS
@@ -232,7 +232,7 @@ def test_candidates_are_packages_that_differ_in_one_program(tmp_path: Path) -> N
             manifest = opened.manifest
             opened.check_frames(manifest.blobs)
         (variant,) = manifest.variants
-        assert (manifest.specs, variant.target) == ({"full": SPEC}, "cuda-sm90")
+        assert (manifest.specs, variant.target) == ({"full": spec}, "cuda-sm90")
         assert manifest.provenance["options"] == {"shapes": [], "candidate": dict(candidate.options)}
         assert manifest.provenance["torch"] == made.tools["torch"] == torch.__version__
         kernels.append({p.name: set(p.kernels) for p in variant.programs})
