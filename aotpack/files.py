@@ -6,13 +6,14 @@ import contextlib
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from aotpack.errors import InputError, OutputError
 
-__all__ = ["create_file", "read_file", "replace_file"]
+__all__ = ["check_writable", "create_file", "read_file", "replace_file"]
 
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
@@ -44,6 +45,17 @@ def read_file(path: Path, limit: int, *, private: bool = False) -> bytes | None:
     return data
 
 
+def check_writable(path: Path) -> None:
+    """Raises ``OutputError`` where a file could not be put; found out before long work, not after."""
+    if reason := _unwritable(path):
+        raise OutputError(
+            f"{path} cannot be written",
+            expected="a file in a folder that exists and is writable",
+            found=reason,
+            remedy="choose another path with -o",
+        )
+
+
 def create_file(path: Path, data: bytes, mode: int) -> None:
     """Write a file that was not there before.
 
@@ -69,6 +81,17 @@ def replace_file(path: Path, *parts: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _unwritable(path: Path) -> str | None:
+    if path.is_dir():
+        return "a folder"
+    try:
+        # Permissions alone do not tell: a file system may be read-only or full.
+        with tempfile.TemporaryFile(dir=path.parent):
+            return None
+    except OSError as error:
+        return f"folder {path.parent}: {error.strerror}"
 
 
 def _open(path: str, flags: int) -> int:

@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "aotpack"
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export")
 SERIALIZERS = ("pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib")
-WITHOUT_TORCH = ("errors", "spec", "drafter", "targets", "package", "store", "trust")
+WITHOUT_TORCH = ("errors", "spec", "drafter", "targets", "package", "store", "trust", "tuning")
 WITHOUT_COMPILER = ("runtime", "integrations", "masks", "scores", "dense", *WITHOUT_TORCH)
 HOMES = {
     "click": ("cli",),
@@ -92,7 +92,9 @@ def loaded_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["errors", "spec", "drafter", "targets", "package", "store", "trust"])
+@pytest.mark.parametrize(
+    "name", ["errors", "spec", "drafter", "targets", "package", "store", "trust", "tuning"]
+)
 def test_a_fresh_process_imports_it_without_torch(name):
     if importlib.util.find_spec(f"aotpack.{name}") is None:
         pytest.skip(f"aotpack.{name} is not there")

@@ -6,12 +6,15 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from aotpack.build.contents import toolchain
+from aotpack.build.kinds import kernels_of
 from aotpack.build.pipeline import BuildReport, Stage, build
 from aotpack.errors import HostError, InputError, IntegrityError
 from aotpack.package import Manifest, Package, Variant
 from aotpack.targets import Target
+from aotpack.tuning import Frozen, Tuning
 
 __all__ = ["check_build"]
 
@@ -44,6 +47,7 @@ def check_build(
     if not isinstance(options, Mapping):
         raise InputError(f"{path} does not say with which options it was built", remedy="build it again")
     shapes = [(shape[0], shape[1], shape[2]) for shape in options["shapes"]]
+    template = bool(options.get("template", False))
     with tempfile.TemporaryDirectory(prefix="aotpack-check-") as folder:
         again = Path(folder) / "again.aotpack"
         report = build(
@@ -51,7 +55,8 @@ def check_build(
             targets,
             again,
             shapes=shapes,
-            template=options.get("template", False),
+            template=template,
+            tuning=_tuning(options, manifest, template=template),
             jobs=jobs,
             progress=progress,
         )
@@ -68,6 +73,18 @@ def check_build(
     return BuildReport(
         path=Path(path), digest=digest, size=report.size, seconds=report.seconds, stages=report.stages
     )
+
+
+def _tuning(options: Mapping[str, Any], manifest: Manifest, *, template: bool) -> Tuning | None:
+    """What the package says was chosen; older ones do not, and were built with what is shipped."""
+    if "tuning" not in options:
+        return None
+    kernels = {
+        (target, spec.digest): kernels_of(spec, Target.parse(target), template=template)
+        for target in manifest.targets
+        for spec in manifest.specs.values()
+    }
+    return Frozen.from_provenance(options["tuning"], kernels)
 
 
 def _check_toolchain(recorded: Mapping[str, object], here: Mapping[str, str]) -> None:

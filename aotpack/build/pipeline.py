@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import platform
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import aotpack
-from aotpack import errors
 from aotpack.build.contents import bill_of_materials
+from aotpack.build.kinds import kernels_of
 from aotpack.build.parallel import usable_cores
-from aotpack.errors import AotpackError, BuildError, InputError, OutputError, UnsupportedError
-from aotpack.own import folders, importable, resolve
-from aotpack.package import Manifest, Program, Variant, blob_key, write_package
+from aotpack.build.running import Stage, run_worker
+from aotpack.build.shipped import shipped
+from aotpack.build.variants import variants
+from aotpack.errors import InputError, UnsupportedError
+from aotpack.files import check_writable
+from aotpack.own import importable, resolve
+from aotpack.package import Manifest, Variant, write_package
 from aotpack.spec import AttentionSpec
-from aotpack.targets import CudaRequirements, Kernel, Requirements, Target, driver_floor
+from aotpack.targets import Target
+from aotpack.tuning import Tuning, to_provenance
+from aotpack.tuning.tuned import Choices
 
 __all__ = ["CALLING_CONVENTION", "BuildReport", "Stage", "build"]
 
@@ -36,16 +36,6 @@ __all__ = ["CALLING_CONVENTION", "BuildReport", "Stage", "build"]
 # A score's tensors are inputs score.NAME, those with a gradient first; backward returns grad.score.NAME.
 # With the bound "rows", programs take float32 chunks of whole blocks, and "rows" (build/programs_scored.py).
 CALLING_CONVENTION: Final = 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """One step of a build; ``seconds`` is None when it begins."""
-
-    target: str
-    name: str
-    spec: str | None
-    seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +64,7 @@ def build(
     *,
     shapes: Sequence[tuple[int, int, int]] = (),
     template: bool = False,
+    tuning: Tuning | None = None,
     jobs: int | None = None,
     progress: Callable[[Stage], None] | None = None,
 ) -> BuildReport:
@@ -88,6 +79,8 @@ def build(
             those for any length.
         template: compile torch's flex attention for CUDA also where aotpack has kernels of its own, which
             are compared with it.
+        tuning: where kernel options for CUDA come from; the records that are shipped with aotpack, if not
+            given. What was chosen is part of the manifest.
         jobs: how many programs are compiled at a time; as many as the machine has cores, if not given. The
             package does not depend on it.
         progress: called as each stage begins and ends; stages overlap.
@@ -107,8 +100,14 @@ def build(
         raise InputError("no program can be compiled", expected="jobs of 1 or more", found=jobs)
     with importable(Path.cwd()):
         specs = {name: resolve(spec) for name, spec in specs.items()}
-        modules = _module_path(specs)
     _check_shapes(specs, chosen, shapes)
+    tuning = shipped() if tuning is None else tuning
+    tuning.check(chosen, specs)
+    tuned = {
+        (str(target), spec.digest): tuning.chosen(target, spec, kernels_of(spec, target, template=template))
+        for target in chosen
+        for spec in specs.values()
+    }
     stages: list[Stage] = []
 
     def note(stage: Stage) -> None:
@@ -118,7 +117,7 @@ def build(
             progress(stage)
 
     blobs: dict[str, bytes] = {}
-    variants: list[Variant] = []
+    made: list[Variant] = []
     tools: dict[str, str] = {}
     for target in chosen:
         with tempfile.TemporaryDirectory(prefix="aotpack-build-") as folder:
@@ -126,19 +125,23 @@ def build(
                 "shapes": [list(shape) for shape in shapes],
                 "template": template,
                 "jobs": jobs or usable_cores(),
+                "tuned": {
+                    spec: _plain(found) for (name, spec), found in tuned.items() if name == str(target)
+                },
             }
-            result = _run_worker(specs, target, options, modules, Path(folder), note)
-            variants += _variants(result["variants"], target, blobs)
+            result = run_worker(specs, target, options, Path(folder), note)
+            made += variants(result["variants"], target, blobs)
             tools |= result["tools"]
     manifest = Manifest(
         calling_convention=CALLING_CONVENTION,
         specs=dict(specs),
-        variants=tuple(variants),
+        variants=tuple(made),
         provenance={
             **tools,
             "options": {
                 "shapes": [list(shape) for shape in shapes],
                 **({"template": True} if template else {}),
+                **({"tuning": to_provenance(tuned)} if any(t.device == "cuda" for t in chosen) else {}),
             },
             **_precisions(specs),
             "sbom": bill_of_materials(tools),
@@ -149,6 +152,13 @@ def build(
     return BuildReport(
         path=path, digest=digest, size=path.stat().st_size, seconds=seconds, stages=tuple(stages)
     )
+
+
+def _plain(choices: Choices) -> dict[str, dict[str, dict[str, int]]]:
+    return {
+        each: {direction: dict(choice.options) for direction, choice in directions.items()}
+        for each, directions in choices.items()
+    }
 
 
 def _precisions(specs: Mapping[str, AttentionSpec]) -> dict[str, str]:
@@ -169,13 +179,7 @@ def _check(specs: Mapping[str, AttentionSpec], targets: Sequence[Target], path: 
                 f"target {target} cannot be built on a {platform.machine()} machine",
                 remedy=f"build it on a machine of type {target.arch.partition('-')[0]}",
             )
-    if reason := _unwritable(path):
-        raise OutputError(
-            f"{path} cannot be written",
-            expected="a file in a folder that exists and is writable",
-            found=reason,
-            remedy="choose another path with -o",
-        )
+    check_writable(path)
 
 
 def _check_shapes(
@@ -207,191 +211,3 @@ def _unfit(spec: AttentionSpec, batch: int, query: int, key: int) -> str | None:
         return f"not whole blocks of {block} query rows that are also the last keys, after some context"
     largest = batch * max(spec.heads * query, spec.kv_heads * key) * max(spec.head_dim, spec.value_dim)
     return "a tensor of 2**31 elements or more" if largest >= 1 << 31 else None
-
-
-def _module_path(specs: Mapping[str, AttentionSpec]) -> list[str]:
-    """Where rules of the user's own are imported from, and what they import; empty without such rules."""
-    found = [folder for spec in specs.values() for folder in folders(spec)]
-    here = [str(Path(place).resolve()) for place in sys.path]
-    return list(dict.fromkeys([*found, *here])) if found else []
-
-
-def _unwritable(path: Path) -> str | None:
-    if path.is_dir():
-        return "a folder"
-    try:
-        # Permissions alone do not tell: a file system may be read-only or full.
-        with tempfile.TemporaryFile(dir=path.parent):
-            return None
-    except OSError as error:
-        return f"folder {path.parent}: {error.strerror}"
-
-
-def _run_worker(
-    specs: Mapping[str, AttentionSpec],
-    target: Target,
-    options: Mapping[str, Any],
-    modules: Sequence[str],
-    folder: Path,
-    note: Callable[[Stage], None],
-) -> dict[str, Any]:
-    job = {
-        "specs": {n: s.to_dict() for n, s in specs.items()},
-        "target": str(target),
-        **options,
-        "modules": list(modules),
-        "folder": str(folder),
-    }
-    (folder / "job.json").write_text(json.dumps(job))
-    (folder / "tmp").mkdir()
-    log = folder / "log"
-    with log.open("wb") as stderr:
-        # A session of its own, so that an interrupt reaches the worker's compilers too, through us.
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "aotpack.build.worker", str(folder / "job.json")],
-            cwd=folder, env=_environment(folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=stderr, text=True, start_new_session=True,
-        )  # fmt: skip
-        try:
-            failure = _follow(worker, target, note)
-            code = worker.wait()
-        except BaseException:
-            _kill(worker)
-            raise
-    if failure is not None:
-        raise failure
-    if code != 0:
-        raise BuildError(
-            f"the build for {target} failed",
-            found=_failure(log.read_text(errors="replace")) or f"exit code {code}",
-            remedy="run 'aotpack doctor'; if it finds nothing, report this",
-        )
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return result
-
-
-def _failure(log: str) -> str:
-    """What a worker's log says of its failure: compilers' errors where there are any, else the end."""
-    errors = [line for line in log.splitlines() if re.search(r"\b(fatal )?error:", line)]
-    return "\n".join(errors)[-3000:] or log.strip()[-3000:]
-
-
-def _follow(
-    worker: subprocess.Popen[str], target: Target, note: Callable[[Stage], None]
-) -> AotpackError | None:
-    failure = None
-    for line in worker.stdout or ():
-        said = json.loads(line)
-        if "error" in said:
-            kind: type[AotpackError] = getattr(errors, said["error"])
-            failure = kind(
-                said["problem"],
-                expected=said.get("expected"),
-                found=said.get("found"),
-                remedy=said.get("what to do"),
-            )
-        else:
-            note(
-                Stage(target=str(target), name=said["stage"], spec=said["spec"], seconds=said.get("seconds"))
-            )
-    return failure
-
-
-def _kill(worker: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    # Variables that would change what Inductor or the compiler makes are the build's own, not the user's.
-    dropped = (
-        "TORCHINDUCTOR_",
-        "AOT_INDUCTOR",
-        "AOTINDUCTOR",
-        "TORCH_COMPILE",
-        "TORCH_LOGS",
-        "CPATH",
-        "CPLUS_INCLUDE_PATH",
-        "CUDA_",
-        "TRITON_",
-    )
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-    source = str(Path(aotpack.__file__).parent.parent)
-    return {
-        **kept,
-        "PYTHONPATH": os.pathsep.join(filter(None, [source, kept.get("PYTHONPATH", "")])),
-        "PYTHONHASHSEED": "0",
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TMPDIR": str(folder / "tmp"),
-        # A CUDA device of this machine takes no part; targets are device types.
-        "CUDA_VISIBLE_DEVICES": "",
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        # Source lines are half of a cubin.
-        "TRITON_DISABLE_LINE_INFO": "1",
-        "LIBRARY_PATH": str(folder),
-        # Otherwise export dies: "mul expected 2 arguments, got 3".
-        "TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0",
-    }
-
-
-def _variants(result: Mapping[str, Any], target: Target, blobs: dict[str, bytes]) -> Iterator[Variant]:
-    def add(path: str) -> str:
-        data = Path(path).read_bytes()
-        key = blob_key(data)
-        blobs[key] = data
-        return key
-
-    for digest, made in result.items():
-        programs = made["programs"]
-        yield Variant(
-            spec=digest,
-            target=str(target),
-            programs=tuple(
-                Program(
-                    name=p["name"],
-                    specialisation=p.get("specialisation", "general"),
-                    bounds=p.get("bounds", {}),
-                    kernels=tuple((Path(c["path"]).name, add(c["path"])) for c in p.get("cubins", ())),
-                    library=add(p["library"]),
-                    inputs=tuple(p["inputs"]),
-                    outputs=tuple(p["outputs"]),
-                )
-                for p in programs
-            ),
-            requires=_requirements(programs),
-            vectors=add(made["vectors"]),
-            tolerance=made["tolerance"],
-        )
-
-
-def _requirements(programs: Sequence[Mapping[str, Any]]) -> Requirements:
-    def highest(name: str) -> str:
-        return _highest(p[name] for p in programs)
-
-    cubins = [cubin for p in programs for cubin in p.get("cubins", ())]
-    return Requirements(
-        instruction_set=programs[0]["instruction_set"],
-        glibc=highest("glibc"),
-        libstdcxx=highest("libstdcxx"),
-        needed=tuple(sorted({n for p in programs for n in p["needed"]})),
-        torch_symbols=tuple(sorted({s for p in programs for s in p["torch_symbols"]})),
-        cuda=_cuda_requirements(cubins, programs) if cubins else None,
-    )
-
-
-def _cuda_requirements(
-    cubins: Sequence[Mapping[str, Any]], programs: Sequence[Mapping[str, Any]]
-) -> CudaRequirements:
-    (capability,) = {cubin["capability"] for cubin in cubins}
-    return CudaRequirements(
-        capability=capability,
-        kernels=tuple(Kernel(**kernel) for cubin in cubins for kernel in cubin["kernels"]),
-        driver=driver_floor(_highest(cubin["toolkit"] for cubin in cubins)),
-        ptx=_highest(cubin["ptx"] for cubin in cubins),
-        symbols=tuple(sorted({s for p in programs for s in p["cuda_symbols"]})),
-    )
-
-
-def _highest(versions: Iterable[str]) -> str:
-    return max(versions, key=lambda version: tuple(map(int, version.split("."))))

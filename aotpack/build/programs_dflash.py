@@ -19,40 +19,56 @@ from aotpack.build.blocks import mask_arguments
 from aotpack.build.launch import launch
 from aotpack.build.programs import Program
 from aotpack.build.specialisations import MAX_BATCH, MAX_LENGTH, Specialisation
+from aotpack.errors import UnsupportedError
 from aotpack.spec import AttentionSpec
+from aotpack.tuning import Options
 
-__all__ = ["AttentionProgram", "attention_programs", "block_mask_program", "has_kernels"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiles:
-    """Rows and keys of a kernel's tiles, and the stages of its loop. Four warps run it."""
-
-    rows: int
-    keys: int
-    stages: int
+__all__ = ["AttentionProgram", "attention_programs", "block_mask_program"]
 
 
-# Measured on an H200 with Qwen3-8B's heads, dim 128: two programs of 4 warps run at once on a multiprocessor;
-# larger tiles leave room for one, and smaller ones multiply too little for each load. With 8 warps and 3
-# stages backward_keys gave other results from run to run (triton 3.8.0).
-_TILES: Final[Mapping[int, _Tiles]] = {128: _Tiles(64, 64, 2), 64: _Tiles(64, 64, 2)}
-_WARPS: Final = 4
 # Rows are padded to this in the tensors that one backward kernel writes for the other.
 _PADDED: Final = 128
+_UNTUNED: Final[Mapping[str, Options]] = {}
 
 
-def has_kernels(spec: AttentionSpec, capability: tuple[int, int]) -> bool:
-    """Whether this module's programs are for such a spec and device; if not, torch's template is."""
-    return (
-        capability == (9, 0)
-        and spec.mask.family == "dflash"
-        and spec.score is None
-        and spec.dtype in ("bfloat16", "float16")
-        and spec.head_dim == spec.value_dim
-        and spec.head_dim in _TILES
-        and spec.scale > 0
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tiles:
+    """How a kernel is launched where no option says otherwise.
+
+    With 8 warps and 3 stages backward_keys gave other results from run to run (triton 3.8.0).
+
+    Attributes:
+        rows, keys: of its tiles; larger ones leave room for one program on a multiprocessor of an H200, and
+            smaller ones multiply too little for each load.
+        warps: of a program.
+        stages: of its loop's pipeline.
+        abreast: how many heads run at once.
+        tma: whether tiles are read through tensor descriptors.
+    """
+
+    rows: int = 64
+    keys: int = 64
+    warps: int = 4
+    stages: int = 2
+    abreast: int = 1
+    tma: bool = True
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, options: Options, prefix: str = "", **usual: int) -> _Tiles:
+        """From the options whose names begin with a prefix, and ``tma``."""
+        chosen: dict[str, Any] = {
+            name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)
+        }
+        chosen |= {"tma": options["tma"]} if "tma" in options else {}
+        tiles = cls(**{**usual, **chosen})
+        if spec.heads % tiles.abreast:
+            raise UnsupportedError(
+                "a tuning's heads do not divide those of the spec",
+                expected=f"a divisor of {spec.heads}",
+                found=f"{prefix}abreast {tiles.abreast}",
+                remedy="build with another tuning record",
+            )
+        return tiles
 
 
 class _Ends(torch.nn.Module):
@@ -85,7 +101,6 @@ class _Kernels(torch.nn.Module):
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.tiles = _TILES[spec.head_dim]
         self.constants: dict[str, Any] = {
             "heads": spec.heads,
             "kv_heads": spec.kv_heads,
@@ -93,29 +108,36 @@ class _Kernels(torch.nn.Module):
             "size": spec.mask.block_size,
             "window": spec.mask.window,
             "scale": spec.scale * math.log2(math.e),
-            "block_m": self.tiles.rows,
-            "block_n": self.tiles.keys,
-            "stages": self.tiles.stages,
-            "tma": True,
         }
 
-    def launch(self, kernel: Any, programs: Any, tensors: Mapping[str, Tensor], **constants: Any) -> None:
-        """Launches a kernel with the lengths of q, k and ends and with descriptors of what its loop reads."""
-        rows, keys, dim = self.tiles.rows, self.tiles.keys, self.spec.head_dim
-        tiles = {"q": rows, "grad": rows, "k": keys, "v": keys}
-        arguments = {n: t.flatten(0, 1) if n in tiles else t for n, t in tensors.items()}
+    def launch(
+        self, kernel: Any, tiles: _Tiles, programs: Any, tensors: Mapping[str, Any], **constants: Any
+    ) -> None:
+        """Launches a kernel with the lengths of q, k and ends and with what its loop reads by tiles."""
+        read = {"q": tiles.rows, "grad": tiles.rows, "k": tiles.keys, "v": tiles.keys}
+        of_tiles = {
+            "block_m": tiles.rows,
+            "block_n": tiles.keys,
+            "stages": tiles.stages,
+            "tma": tiles.tma,
+        }
         launch(
             kernel,
             programs,
-            arguments,
-            {**self.constants, **constants},
-            {n: (1, length, dim) for n, length in tiles.items() if n in arguments},
-            warps=_WARPS,
-            stages=self.tiles.stages,
+            {n: t.flatten(0, 1) if n in read else t for n, t in tensors.items()},
+            {**self.constants, **of_tiles, **constants},
+            {n: (1, size, self.spec.head_dim) for n, size in read.items() if n in tensors and tiles.tma},
+            warps=tiles.warps,
+            stages=tiles.stages,
         )
 
 
 class _Forward(_Kernels):
+    def __init__(self, spec: AttentionSpec, options: Options) -> None:
+        super().__init__(spec)
+        # Keys of one entry stay in the L2 cache while all its heads run.
+        self.tiles = _Tiles.of(spec, options, abreast=spec.heads)
+
     def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
         from aotpack.build.kernels import dflash
 
@@ -124,17 +146,21 @@ class _Forward(_Kernels):
         programs = _tiles(q.shape[2], self.tiles.rows) * q.shape[0] * self.spec.heads
         lengths: Any = {"query": q.shape[2], "key": k.shape[2], "blocks": ends.shape[1]}
         tensors = {"q_ptr": q, "k": k, "v": v, "ends_ptr": ends, "out_ptr": out, "lse_ptr": lse}
-        # Keys of one entry stay in the L2 cache while all its heads run.
-        self.launch(dflash.forward, programs, {**tensors, **lengths}, abreast=self.spec.heads)
+        self.launch(dflash.forward, self.tiles, programs, {**tensors, **lengths}, abreast=self.tiles.abreast)
         return out, lse
 
 
 class _Backward(_Kernels):
+    def __init__(self, spec: AttentionSpec, options: Options) -> None:
+        super().__init__(spec)
+        self.queries = _Tiles.of(spec, options, "queries_", abreast=spec.group_size)
+        self.keys = _Tiles.of(spec, options, "keys_")
+
     def forward(self, *args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         from aotpack.build.kernels import dflash
 
         q, k, v, ends, out, lse, grad, grad_lse = args
-        spec, tiles, query, key = self.spec, self.tiles, q.shape[2], k.shape[2]
+        spec, query, key = self.spec, q.shape[2], k.shape[2]
         dq, dk, dv = (torch.empty_like(tensor) for tensor in (q, k, v))
         padded = (*q.shape[:2], _tiles(query, _PADDED) * _PADDED)
         shift, delta = (q.new_empty(padded, dtype=torch.float32) for _ in range(2))
@@ -143,14 +169,17 @@ class _Backward(_Kernels):
         between = {"ends_ptr": ends, "shift_ptr": shift, "delta_ptr": delta}
         self.launch(
             dflash.backward_queries,
-            _tiles(query, tiles.rows) * q.shape[0] * spec.heads,
+            self.queries,
+            _tiles(query, self.queries.rows) * q.shape[0] * spec.heads,
             {"q_ptr": q, "k": k, "v": v, "dq_ptr": dq, **given, **between, **lengths},
             factor=spec.scale,
-            abreast=spec.heads // spec.kv_heads,
+            abreast=self.queries.abreast,
         )
+        tiles = _tiles(key - query, self.keys.keys) + _tiles(query, self.keys.keys)
         self.launch(
             dflash.backward_keys,
-            (_tiles(key - query, tiles.keys) + _tiles(query, tiles.keys)) * q.shape[0] * spec.kv_heads,
+            self.keys,
+            tiles * q.shape[0] * spec.kv_heads,
             {"q": q, "k": k, "v": v, "grad": grad, "dk_ptr": dk, "dv_ptr": dv, **between, **lengths},
             factor=spec.scale,
         )
@@ -173,21 +202,30 @@ class AttentionProgram:
 
 
 def attention_programs(
-    spec: AttentionSpec, specialisation: Specialisation
+    spec: AttentionSpec, specialisation: Specialisation, tuned: Mapping[str, Options] = _UNTUNED
 ) -> tuple[AttentionProgram, AttentionProgram]:
-    """Forward from q, k, v and ends to out and lse; backward from these and their gradients."""
+    """Forward from q, k, v and ends to out and lse; backward from these and their gradients.
+
+    Args:
+        spec: what is computed.
+        specialisation: the shapes.
+        tuned: kernel options by direction.
+
+    Raises:
+        UnsupportedError: options that do not fit the spec's heads.
+    """
     taken, returned = ("q", "k", "v", "mask.ends"), ("out", "lse")
     passed = (*taken, *returned, "grad.out", "grad.lse")
     gradients = ("grad.q", "grad.k", "grad.v")
     return (
         AttentionProgram(
             name="forward",
-            program=_program(_Forward(spec), specialisation, taken, returned),
+            program=_program(_Forward(spec, tuned.get("forward", {})), specialisation, taken, returned),
             results=frozenset({"out_ptr", "lse_ptr"}),
         ),
         AttentionProgram(
             name="backward",
-            program=_program(_Backward(spec), specialisation, passed, gradients),
+            program=_program(_Backward(spec, tuned.get("backward", {})), specialisation, passed, gradients),
             results=frozenset({"dq_ptr", "dk_ptr", "dv_ptr", "shift_ptr", "delta_ptr"}),
         ),
     )

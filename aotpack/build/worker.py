@@ -1,8 +1,10 @@
 """The build's own process: ``python -m aotpack.build.worker JOB``.
 
 JOB is a JSON file: ``specs`` by name, ``target``, ``shapes`` ([batch, query, key] each), ``template``
-(torch's where there are kernels of ours), ``modules`` (where a user's own rules come from), ``jobs`` (how
-many processes at a time) and ``folder``.
+(torch's where there are kernels of ours), ``tuned`` (kernel options by digest of the spec, length class and
+direction), ``modules`` (where a user's own rules come from), ``jobs`` (how many processes at a time) and
+``folder``. With ``candidates`` (a length class and [direction, options] each) it compiles those of the only
+spec instead.
 Progress goes to stdout, one JSON object a line; the results are files in the folder and ``result.json``,
 which names them.
 """
@@ -62,8 +64,11 @@ def main(job_file: str) -> int:
             check_score(spec)
             _try_rules(spec)
         target = Target.parse(job["target"])
-        parts = _parts_cuda if target.device == "cuda" else _parts_cpu
-        result = _build(_distinct(specs), parts(_distinct(specs), target, job), folder, job["jobs"])
+        if "candidates" in job:
+            result = _candidates(specs, target, job)
+        else:
+            parts = _parts_cuda if target.device == "cuda" else _parts_cpu
+            result = _build(_distinct(specs), parts(_distinct(specs), target, job), folder, job["jobs"])
     except AotpackError as error:
         # The nearest class that the parent knows: the builder has subclasses of its own.
         known = next(each for each in type(error).__mro__ if each.__module__ == AotpackError.__module__)
@@ -115,9 +120,30 @@ def _parts_cuda(specs: _Specs, target: Target, job: dict[str, Any]) -> dict[str,
     more = [exact(*shape) for shape in job["shapes"]]
     found = {}
     for digest, (name, spec) in specs.items():
-        compiled = cuda_parts(name, spec, target, folder, _stage, more, template=job["template"])
+        compiled = cuda_parts(
+            name,
+            spec,
+            target,
+            folder,
+            _stage,
+            more,
+            template=job["template"],
+            tuned=job["tuned"].get(digest, {}),
+        )
         found[digest] = [(f"{digest} {i}", part) for i, part in enumerate(compiled)]
     return found
+
+
+def _candidates(specs: dict[str, AttentionSpec], target: Target, job: dict[str, Any]) -> dict[str, Any]:
+    """The block mask's facts, and each candidate's or why there is none."""
+    from aotpack.build.variants_cuda import candidate_parts
+
+    ((name, spec),) = specs.items()
+    folder, asked = Path(job["folder"]), job["candidates"]
+    hide_paths(folder)
+    parts = candidate_parts(name, spec, target, folder, _stage, asked["class"], asked["programs"])
+    mask, *programs = (facts for (facts,) in side_by_side(parts, folder, job["jobs"]))
+    return {"block_mask": mask, "programs": programs, "tolerance": tolerances(spec)}
 
 
 def _parts_cpu(specs: _Specs, target: Target, job: dict[str, Any]) -> dict[str, list[_Part]]:

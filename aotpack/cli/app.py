@@ -18,6 +18,7 @@ from aotpack.cli.commands.pull import pull
 from aotpack.cli.commands.push import push
 from aotpack.cli.commands.selftest import selftest
 from aotpack.cli.commands.sign import sign
+from aotpack.cli.commands.tune import tune
 from aotpack.cli.commands.verify import verify
 
 __all__ = ["app"]
@@ -49,5 +50,6 @@ for _command in (
     sign,
     demo,
     bench,
+    tune,
 ):
     app.add_command(_command)

@@ -45,25 +45,43 @@ CASES: dict[str, tuple[AttentionSpec, int, int, int]] = {
 }
 
 
-def run(case: Case, spec: AttentionSpec) -> tuple[Tensor, ...]:
+# The same with kernel options of a tuning.
+TUNED: dict[str, tuple[str, dict[str, dict[str, int]]]] = {
+    "other tiles": (
+        "any lengths",
+        {
+            "forward": {"rows": 128, "keys": 32, "stages": 3, "abreast": 2},
+            "backward": {"queries_rows": 128, "queries_keys": 32, "queries_abreast": 4, "keys_rows": 32},
+        },
+    ),
+    "other tiles and a window": (
+        "a window inside a tile",
+        {"forward": {"rows": 32, "keys": 128}, "backward": {"keys_rows": 16, "keys_keys": 128}},
+    ),
+    "without descriptors": ("any lengths", {"forward": {"tma": False}, "backward": {"tma": False}}),
+}
+
+
+def run(case: Case, spec: AttentionSpec, tuned: dict[str, dict[str, int]]) -> tuple[Tensor, ...]:
     """out, lse, dq, dk, dv of the programs' modules."""
     anchors, keep, context = (case.mask[n] for n in ("anchors", "keep", "context_len"))
     assert [given.name for given in family_of(spec.mask).inputs] == ["anchors", "keep"]
     (ends,) = block_mask_program(spec).module(anchors, keep, torch.empty(1).expand(context))
-    forward, backward = (each.program.module for each in attention_programs(spec, ATTENTION[-1]))
+    forward, backward = (each.program.module for each in attention_programs(spec, ATTENTION[-1], tuned))
     out, lse = forward(case.q, case.k, case.v, ends)
     grad_lse = torch.where(lse.isfinite(), case.grad_lse, torch.nan)  # which nobody may read
     return (out, lse, *backward(case.q, case.k, case.v, ends, out, lse, case.grad_out, grad_lse))
 
 
-def errors(name: str) -> dict[str, float]:
+def errors(name: str, tuned: dict[str, dict[str, int]] | None = None) -> dict[str, float]:
     made, batch, context, anchors = CASES[name]
     case = make_case(made, batch, context, anchors, keep=0.0 if name == "nothing kept" else 0.8)
     if name.endswith("no order"):
         case.mask["anchors"] = case.mask["anchors"].flip(-1).roll(3, -1)
     expected = exact(made, case, visible_cells(made, case))
-    return dict(zip(NAMES, map(relative_error, run(case, made), expected), strict=True))
+    return dict(zip(NAMES, map(relative_error, run(case, made, tuned or {}), expected), strict=True))
 
 
 if __name__ == "__main__":
-    json.dump({name: errors(name) for name in CASES}, sys.stdout)
+    found = {name: errors(name) for name in CASES}
+    json.dump(found | {name: errors(*tuned) for name, tuned in TUNED.items()}, sys.stdout)

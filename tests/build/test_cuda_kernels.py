@@ -14,13 +14,14 @@ from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrid
 
 from aotpack.build import absent
 from aotpack.build.export import export
+from aotpack.build.kinds import has_kernels
 from aotpack.build.launch import check_written, split_descriptors
-from aotpack.build.programs_dflash import attention_programs, block_mask_program, has_kernels
+from aotpack.build.programs_dflash import attention_programs, block_mask_program
 from aotpack.build.specialisations import ATTENTION
 from aotpack.build.specialisations import exact as exact_shape
 from aotpack.errors import BuildError, HostError
 from aotpack.spec import AttentionSpec, MaskSpec
-from tests.build.interpreted import CASES
+from tests.build.interpreted import CASES, TUNED
 
 pytestmark = pytest.mark.skipif(
     torch.__version__.partition("+")[0] not in absent.TRIED or torch.version.cuda is None,
@@ -48,6 +49,13 @@ def test_interpreted_kernels_agree_with_dense_math(errors: dict[str, dict[str, f
     bound = 2e-6 if CASES[name][0].dtype == "float32" else 1e-3
     assert set(errors[name]) == {"out", "lse", "dq", "dk", "dv"}
     assert max(errors[name].values()) < bound
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_interpreted_kernels_agree_with_dense_math_whatever_their_options(
+    errors: dict[str, dict[str, float]], name: str
+) -> None:
+    assert max(errors[name].values()) < 2e-6
 
 
 @pytest.mark.parametrize(

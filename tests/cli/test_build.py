@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from aotpack.build import Stage, build
 from aotpack.cli.console import Console
@@ -21,6 +22,7 @@ from tests.process import COMMAND, aotpack, only_object, rewritten
 
 SMALL = EXAMPLES / "qwen2.5-0.5b-dflash"
 LARGE = EXAMPLES / "qwen3-8b-dflash"
+RECORD = EXAMPLES.parent / "aotpack" / "build" / "tuning" / "h200.json"
 TINY = """
 [specs.tiny]
 heads = 2
@@ -247,3 +249,43 @@ def test_options_that_contradict_a_model(options, problem):
     done = aotpack("build", *options)
     assert done.returncode == 2
     assert problem in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--record", "r.json"), "--record and --candidates are for --tune"),
+        (("--candidates", "c"), "--record and --candidates are for --tune"),
+        (("--tune", "--candidates", "c", "-o", "x.aotpack"), "--candidates builds no package"),
+        (("--tune", "--candidates", "c", "--record", "r.json"), "--candidates builds no package"),
+        (("--tune",), "--tune is for one CUDA target"),
+        (("--tune", "-t", "cuda-sm80", "-t", "cuda-sm90"), "--tune is for one CUDA target"),
+        (("--tuning", "missing.json"), "missing.json is not there"),
+        (("--tuning", RECORD), "is of another chip than the build's targets"),
+        (("--tuning", RECORD, "-t", "cuda-sm80"), "found: NVIDIA H200 (sm90)"),
+    ],
+)
+def test_tunings_that_cannot_be_are_refused(options, problem, tmp_path):
+    done = aotpack("build", SMALL, *options, TMPDIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert problem in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_tuning_without_a_gpu_ends_before_anything_is_compiled(tmp_path):
+    output = tmp_path / "x.aotpack"
+    done = aotpack("build", SMALL, "-t", "cuda-sm90", "--tune", "-o", output, "--json", TMPDIR=str(tmp_path))
+    assert done.returncode == 5
+    assert only_object(done)["problem"] == "there is no GPU here to measure candidates on"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inspect_refuses_a_tuning_that_is_nonsense(float32_package, tmp_path):
+    with Package.open(float32_package) as package:
+        options = {"shapes": [], "tuning": {"records": [], "options": {}}}
+        manifest = replace(package.manifest, provenance={**package.manifest.provenance, "options": options})
+        blobs = {key: package.read_blob(key) for key in manifest.blobs}
+    write_package(tmp_path / "x.aotpack", manifest, blobs)
+    done = aotpack("inspect", tmp_path / "x.aotpack")
+    assert done.returncode == 4
+    assert "package manifest's tuning field 'options.tuning.records' is wrong" in done.stderr

@@ -55,6 +55,7 @@ def test_every_command_is_there():
         "push",
         "selftest",
         "sign",
+        "tune",
         "verify",
     ]
 

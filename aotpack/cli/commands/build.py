@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from aotpack.build import BuildReport
+from aotpack.cli.commands.tune import show_failures
 from aotpack.cli.console import Console, talking
 from aotpack.cli.progress import BuildProgress
 from aotpack.cli.sources import default_output, read_sources
 from aotpack.cli.text import columns, duration, size
+from aotpack.cli.tuning import Tune, describe, given_records
 from aotpack.errors import InputError
+from aotpack.files import check_writable
 from aotpack.spec import DTYPES, AttentionSpec
 
 __all__ = ["build"]
@@ -52,6 +56,27 @@ __all__ = ["build"]
     "--template", is_flag=True, help="CUDA: torch's flex attention also where aotpack has kernels of its own."
 )
 @click.option(
+    "--tuning",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="RECORD",
+    help="CUDA: take kernel options from this tuning record before those that come with aotpack; repeatable.",
+)
+@click.option(
+    "--tune", is_flag=True, help="CUDA: search kernel options on this machine's GPU first, and use them."
+)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    help="With --tune: the record to write.  [default: PACKAGE.tuning.json]",
+)
+@click.option(
+    "--candidates",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="With --tune: only build what is to be measured, into this folder; needs no GPU.",
+)
+@click.option(
     "-j",
     "--jobs",
     type=click.IntRange(min=1),
@@ -72,35 +97,59 @@ def build(
     targets: tuple[str, ...],
     shapes: tuple[str, ...],
     template: bool,
+    tuning: tuple[Path, ...],
+    tune: bool,
+    record: Path | None,
+    candidates: Path | None,
     jobs: int | None,
     output: Path | None,
     **overrides: Any,
-) -> None:
+) -> int:
     """Compile the attention of drafters into one package.
 
     A source is a drafter's config.json, a folder that holds one, or a TOML spec file. Its specs are named
     after the layers' masks, "full" and "sliding"; NAME=SOURCE names them NAME.full and NAME.sliding.
     With --model they are what attn_implementation="aotpack" will ask for in training that model.
+
+    --tune tries kernel options for one CUDA target, checks and measures each, writes a tuning record and
+    builds with it. Where compiler and GPU are on two machines: build --tune --candidates FOLDER on the one,
+    'aotpack tune FOLDER -o RECORD' on the other, then build --tuning RECORD.
     """
     from aotpack.build import build as compile_package
 
     if check is not None:
-        others = (sources, model, padded, packed, targets, shapes, template, output, *overrides.values())
-        if any(others):
+        others = (sources, model, padded, packed, targets, shapes, template, output, tuning, tune)
+        if any((*others, record, candidates, *overrides.values())):
             raise InputError(
                 "--check takes everything from the package",
                 expected="--jobs alone beside it",
                 found="other options as well",
             )
         _check(console, check, jobs)
-        return
+        return 0
+    _check_tune(tune, record, candidates, output)
     specs = _specs(sources, model, padded, packed, overrides)
     exact = [_shape(text) for text in shapes]
+    records, code = given_records(tuning), 0
+    search = Tune.of(specs, targets, template, jobs, records) if tune else None
+    if search is not None and candidates is not None:
+        console.show(
+            "aotpack.build.candidates/1", *describe(candidates, search.candidates(console, candidates))
+        )
+        return 0
     path = output if output is not None else default_output(sources if model is None else [str(model)])
     if output is None:
         console.say(f"writing to {path}; choose another file with -o")
     for name, spec in specs.items():
         console.detail(f"spec {name}: {spec.to_json()}")
+    if search is not None:
+        place = record if record is not None else path.with_suffix(".tuning.json")
+        for each in (path, place):
+            check_writable(each)
+        found = search.record(console, place)
+        code = show_failures(console, found)
+        if found.record.entries:
+            records = replace(records, given={str(place): found.record, **records.given})
     with BuildProgress(console) as progress:
         report = compile_package(
             specs,
@@ -108,11 +157,22 @@ def build(
             path,
             shapes=exact,
             template=template,
+            tuning=records,
             jobs=jobs,
             progress=progress,
         )
     data = _report(specs, report)
     console.show("aotpack.build/1", data, _text(data))
+    return code
+
+
+def _check_tune(tune: bool, record: Path | None, candidates: Path | None, output: Path | None) -> None:
+    if not tune and (record is not None or candidates is not None):
+        raise InputError("--record and --candidates are for --tune", remedy="add --tune")
+    if candidates is not None and (record is not None or output is not None):
+        raise InputError(
+            "--candidates builds no package and writes no record", remedy="leave -o and --record out"
+        )
 
 
 def _specs(

@@ -11,6 +11,7 @@ from aotpack.cli.console import Console, talking
 from aotpack.cli.places import offline_option, opened
 from aotpack.cli.text import columns, fields, size
 from aotpack.package import Manifest, Package, Variant
+from aotpack.tuning import used_records
 
 __all__ = ["inspect"]
 
@@ -95,6 +96,7 @@ def _text(data: dict[str, Any]) -> str:
         ("digest", data["digest"]),
         ("format", f"{data['format_version']}, calling convention {data['calling_convention']}"),
         *((name, value) for name, value in data["provenance"].items() if isinstance(value, str)),
+        *(("tuning", text) for text in _tuning(data["provenance"])),
     ]
     specs = [[name, _spec(entry["spec"]), entry["digest"][:12]] for name, entry in data["specs"].items()]
     return "\n\n".join(
@@ -104,6 +106,17 @@ def _text(data: dict[str, Any]) -> str:
             *(_variant_text(variant) for variant in data["variants"]),
         ]
     )
+
+
+def _tuning(provenance: dict[str, Any]) -> list[str]:
+    """A line for each tuning record that kernel options came from."""
+    options = provenance.get("options")
+    if not isinstance(options, dict) or "tuning" not in options:
+        return []
+    return [
+        f"{used.chip}, record {used.digest}: {', '.join(used.programs)}"
+        for used in used_records(options["tuning"])
+    ]
 
 
 def _spec(spec: dict[str, Any]) -> str:
