@@ -136,7 +136,10 @@ raise SystemExit(host_trainer.main({job_of(dflash_package)!r}))
     monkeypatch.setenv("PATH", str(tmp_path))
     start = started(host, code, timeout=300)
     assert (start.outcome, start.errors) == ("failed", ("drafter: ValueError: in one thread",))
-    assert (start.steps, start.traces, start.equal) == ((1, 1, 1), 0, False)
+    # Another thread may still have been in the first step.
+    assert start.steps[1] == 1
+    assert set(start.steps) <= {0, 1}
+    assert (start.traces, start.equal) == (0, False)
 
 
 def test_a_trainer_that_cannot_begin_has_failed(host):

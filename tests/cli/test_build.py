@@ -229,9 +229,9 @@ def test_a_stopped_build_leaves_nothing_behind(number, tiny, tmp_path):
 def test_a_model_of_transformers_is_a_source(tmp_path):
     config = EXAMPLES / "qwen3-tiny" / "config.json"
     output = tmp_path / "model.aotpack"
-    done = aotpack("build", "--model", config, "--padded", "-o", output, "--json")
+    done = aotpack("build", "--model", config, "-o", output, "--json")
     assert done.returncode == 0, done.stderr
-    assert list(only_object(done)["specs"]) == ["causal", "causal-padded"]
+    assert list(only_object(done)["specs"]) == ["causal"]
     assert output.exists()
 
 

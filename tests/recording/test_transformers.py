@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from filelock import FileLock
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import aotpack
-from aotpack.build import build
 from aotpack.spec import MaskSpec
 from tests.cases import relative_error
+from tests.conftest import build_once
 from tests.recording.dense import attention, cells
 from tests.recording.test_masks import draft
 
@@ -96,17 +95,20 @@ def drafter():
 
 @pytest.fixture(scope="module")
 def pack(built):
-    """A package for the CPU of three recorded masks."""
-    specs = {
-        "padded": training_step(attention_mask=padding())["attention1"],
-        "packed": training_step(position_ids=packed())["attention0"],
-        "draft": aotpack.capture(drafter)["attention0"],
-    }
-    path = built / "recorded.aotpack"
-    with FileLock(built / ".recorded.lock"):
-        if not path.exists():
-            build(specs, ["cpu"], path)
-    loaded = aotpack.load(path)
+    """A package for the CPU of two recorded masks."""
+    return packed_up(
+        built,
+        "recorded",
+        {
+            "packed": training_step(position_ids=packed())["attention0"],
+            "draft": aotpack.capture(drafter)["attention0"],
+        },
+    )
+
+
+def packed_up(built, name, specs):
+    """A loaded package of recorded specs."""
+    loaded = aotpack.load(build_once(built, name, specs))
     loaded.require(specs)
     return loaded
 
@@ -134,7 +136,10 @@ def compare(attend, mask, visible, query, key, batch):
         assert relative_error(tensor.grad, reference.grad) < 1e-5
 
 
-def test_a_padded_sliding_mask_that_was_built(pack):
+@pytest.mark.slow
+def test_a_padded_sliding_mask_that_was_built(built):
+    spec = training_step(attention_mask=padding())["attention1"]
+    pack = packed_up(built, "recorded-padded", {"padded": spec})
     generator = torch.Generator().manual_seed(6)
     for batch, length in ((2, 70), (3, 300)):
         keys = torch.rand(batch, length, generator=generator) < 0.7
