@@ -28,7 +28,7 @@ from aotpack.build.contents import toolchain
 from aotpack.build.export import Graph, export
 from aotpack.build.facts import library_facts
 from aotpack.build.graphs_cpu import attention_graphs, is_chunked
-from aotpack.build.parallel import side_by_side
+from aotpack.build.parallel import fixed_addresses, side_by_side
 from aotpack.build.programs import block_mask_program
 from aotpack.build.programs_scored import BOUNDS
 from aotpack.build.toolchain import HOST_FLAGS, HostFlags, compile_kernels, hide_paths
@@ -58,6 +58,7 @@ def main(job_file: str) -> int:
         _check_torch()
         # A pool of threads would not survive the forks, and results would depend on the machine's cores.
         torch.set_num_threads(1)
+        fixed_addresses()
         sys.path[:0] = job["modules"]
         for spec in specs.values():
             family_of(resolve(spec).mask)

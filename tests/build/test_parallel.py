@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -61,3 +63,17 @@ def test_a_killed_part_is_named(tmp_path):
         side_by_side([lambda: os.kill(os.getpid(), signal.SIGKILL)], tmp_path, 1)
     assert caught.value.found == "exit code -9"
     assert "fewer jobs" in caught.value.remedy
+
+
+def test_programs_are_started_at_the_same_addresses():
+    code = (
+        "import subprocess\n"
+        "from aotpack.build.parallel import fixed_addresses\n"
+        "assert fixed_addresses()\n"
+        "read = ['grep', '-m1', 'stack', '/proc/self/maps']\n"
+        "assert subprocess.check_output(read) == subprocess.check_output(read)\n"
+        "print(subprocess.check_output(['cat', '/proc/self/personality'], text=True))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout, 16) & 0x0040000
