@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["dense_attention"]
+__all__ = ["dense_attention", "relative_error"]
 
 
 def dense_attention(
@@ -53,3 +53,15 @@ def dense_attention(
     safe = torch.where(empty, 1, total)
     lse = torch.where(empty, -math.inf, top + safe.log()).squeeze(-1)
     return (weights / safe).to(v.dtype) @ v, lse
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    """``||found - exact|| / ||exact||`` over the finite exact values, in the tensors' own precision.
+
+    Infinite unless the shapes are equal and the other values exactly as they are; NaN where a value is.
+    """
+    finite = exact.isfinite()
+    if found.shape != exact.shape or not bool((found[~finite] == exact[~finite]).all()):
+        return math.inf
+    found, exact = found[finite], exact[finite]
+    return float((found - exact).norm() / exact.norm().clamp(min=torch.finfo(torch.float64).tiny))

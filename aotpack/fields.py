@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import reprlib
@@ -32,6 +33,14 @@ class Document:
 
     name: str
     remedy: str
+
+    def read(self, data: bytes) -> Fields:
+        """The object in its bytes; an ``IntegrityError`` where they are not JSON."""
+        try:
+            plain = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise IntegrityError(f"{self.name} is not JSON", found=str(error), remedy=self.remedy) from error
+        return Fields(plain, document=self)
 
 
 MANIFEST: Final = Document("package manifest", "fetch or build the package again")

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -36,10 +35,11 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 import aotpack
-from aotpack import AotpackError, Attention, AttentionSpec, no_tracing
+from aotpack import Attention, AttentionSpec, no_tracing
 from aotpack.demo.averaging import GradientMean
 from aotpack.demo.data import Batch, Corpus
 from aotpack.demo.drafter import Target, drafter_config
+from aotpack.demo.example import exit_codes, package_here
 
 SCHEMA = "aotpack.example.eagle3/1"
 CONFIG = Path(__file__).parent / "eagle3-small" / "config.json"
@@ -205,17 +205,6 @@ def show(step: int, loss: float) -> None:
     print(f"step {step:3}  loss {loss:.3f}", file=sys.stderr)
 
 
-def build_package(device: str) -> Path:
-    """Path of a package for the device's type, built in this folder if it is not there yet."""
-    path = Path(f"{CONFIG.parent.name}-{device}.aotpack")
-    if not path.exists():
-        command = [
-            sys.executable, "-m", "aotpack", "build", str(CONFIG), f"--target={device}", "-o", str(path)
-        ]  # fmt: skip
-        subprocess.run(command, check=True, stdout=sys.stderr)
-    return path
-
-
 def report(result: dict[str, Any]) -> str:
     """The run in a few lines."""
     first, last = result["first_loss"], result["last_loss"]
@@ -241,15 +230,10 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    try:
-        package = options.package or build_package(options.device)
+    with exit_codes():
+        package = options.package or package_here(CONFIG, CONFIG.parent.name, options.device)
         with no_tracing() as watch:
             result = train(package, options.threads, options.steps, options.device)
-    except AotpackError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
     result = {"schema": SCHEMA, **result, "traces": watch.count}
     print(json.dumps(result, indent=2) if options.json else report(result))
 

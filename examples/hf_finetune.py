@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from aotpack import AotpackError, no_tracing
+from aotpack import no_tracing
+from aotpack.demo.example import exit_codes
 from aotpack.integrations import transformers as hf
 
 SCHEMA = "aotpack.example.finetune/1"
@@ -74,12 +75,8 @@ def main() -> None:
     parser.add_argument("--longest", default=300, type=int, help="bytes of a paragraph")
     parser.add_argument("--json", action="store_true", help="one object on stdout")
     options = parser.parse_args()
-    try:
-        with no_tracing() as watch:
-            losses = train(options)
-    except AotpackError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    with exit_codes(), no_tracing() as watch:
+        losses = train(options)
     if options.json:
         print(json.dumps({"schema": SCHEMA, "losses": losses, "traces": watch.count}, indent=2))
     else:

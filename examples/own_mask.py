@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, fields
@@ -28,8 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import aotpack
-from aotpack import AotpackError, Attention, AttentionSpec, BlockMask, no_tracing
+from aotpack import Attention, AttentionSpec, BlockMask, no_tracing
 from aotpack.demo.data import VOCAB_SIZE, Corpus
+from aotpack.demo.example import exit_codes, package_here
 from aotpack.dense import dense_attention
 from aotpack.drafter import specs_from_config
 
@@ -193,15 +193,6 @@ def train(package: Path, steps: int, device: str) -> dict[str, Any]:
     }
 
 
-def build_package(device: str) -> Path:
-    """Path of a package for the device's type, built in this folder if it is not there yet."""
-    path = Path(f"own-mask-{device}.aotpack")
-    if not path.exists():
-        command = [sys.executable, "-m", "aotpack", "build", str(SPEC), f"--target={device}", "-o", str(path)]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-    return path
-
-
 def report(result: dict[str, Any]) -> str:
     """The run in a few lines."""
     errors = ", ".join(f"{name} {error:.1e}" for name, error in result["errors"].items())
@@ -227,15 +218,10 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    try:
-        package = options.package or build_package(options.device)
+    with exit_codes():
+        package = options.package or package_here(SPEC, "own-mask", options.device)
         with no_tracing() as watch:
             result = train(package, options.steps, options.device)
-    except AotpackError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
     result = {"schema": SCHEMA, **result, "traces": watch.count}
     print(json.dumps(result, indent=2) if options.json else report(result))
 

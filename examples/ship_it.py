@@ -27,7 +27,8 @@ from typing import Any
 import torch
 
 import aotpack
-from aotpack import AotpackError, Attention
+from aotpack import Attention
+from aotpack.demo.example import exit_codes
 from aotpack.dense import dense_attention
 from aotpack.masks import Lengths, dense
 from aotpack.trust import PublicKey
@@ -160,17 +161,12 @@ def main() -> None:
     parser.add_argument("--load", metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    try:
+    with exit_codes():
         if options.load:
             result = load(options.load)
         else:
             shipped = {"url": options.pull} if options.pull else release(options.bucket, options.package)
             result = {"schema": SCHEMA, **shipped, **node(shipped["url"], options.key)}
-    except AotpackError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
     print(json.dumps(result, indent=2) if options.json else report(result))
 
 

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from torch import Tensor
 
-from aotpack import AotpackError, no_tracing
+from aotpack import no_tracing
 from aotpack.demo.data import Batch
 from aotpack.demo.drafter import Attend, Drafter, Target, block_loss, block_positions, block_tokens
+from aotpack.demo.example import exit_codes, package_here
 from aotpack.demo.train import STEPS, TrainResult, train
 
 SCHEMA = "aotpack.example.train/1"
@@ -57,17 +56,6 @@ def step_loss(
     return block_loss(hidden, target.embedding, batch, anchors, keep)
 
 
-def build_package(devices: Sequence[str]) -> Path:
-    """Path of a package for the devices' types, built in this folder if it is not there yet."""
-    kinds = sorted({device.partition(":")[0] for device in devices})
-    path = Path(f"{CONFIG.parent.name}-{'-'.join(kinds)}.aotpack")
-    if not path.exists():
-        targets = [f"--target={kind}" for kind in kinds]
-        command = [sys.executable, "-m", "aotpack", "build", str(CONFIG), *targets, "-o", str(path)]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-    return path
-
-
 def report(result: TrainResult, traces: int) -> str:
     """The run in a few lines."""
     return "\n".join(
@@ -98,15 +86,11 @@ def main() -> None:
         print(f"step {step:3}  loss {loss:.3f}", file=sys.stderr)
 
     devices = options.device.split(",")
-    try:
-        package = options.package or build_package(devices)
+    kinds = sorted({device.partition(":")[0] for device in devices})
+    with exit_codes():
+        package = options.package or package_here(CONFIG, CONFIG.parent.name, *kinds)
         with no_tracing() as watch:
             result = train(package, options.threads, options.steps, devices, show, loss=step_loss)
-    except AotpackError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
     if options.json:
         print(json.dumps({"schema": SCHEMA, **asdict(result), "traces": watch.count}, indent=2))
     else:

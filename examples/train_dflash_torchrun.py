@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from aotpack import AotpackError, Attention, no_tracing
+from aotpack import Attention, no_tracing
 from aotpack.demo.data import Batch, Corpus, sample_anchors
 from aotpack.demo.drafter import (
     Drafter,
@@ -42,6 +41,7 @@ from aotpack.demo.drafter import (
     drafter_config,
     target_layer_ids,
 )
+from aotpack.demo.example import exit_codes, package_here
 from aotpack.demo.train import Settings
 from aotpack.integrations import distributed
 
@@ -144,22 +144,14 @@ def join(device: str | None) -> None:
     dist.init_process_group("nccl" if on_cuda else "gloo", **alone)
 
 
-def build_package(kind: str) -> Path:
-    """Path of a package for a device type, built in this folder by the first process if it is not there."""
-    path = Path(f"{CONFIG.parent.name}-{kind}.aotpack")
-    if not path.exists() and dist.get_rank() == 0:
-        command = [sys.executable, "-m", "aotpack", "build", str(CONFIG), f"--target={kind}", "-o", str(path)]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-    return path
-
-
 def train(options: argparse.Namespace) -> dict[str, Any]:
     """Load, train, and what came of it; the same in every process."""
     rank, world = dist.get_rank(), dist.get_world_size()
     shards = options.shards or world
     if shards % world:
         sys.exit(f"{shards} shards cannot be shared out among {world} processes")
-    package = options.package or build_package("cpu" if dist.get_backend() == "gloo" else "cuda")
+    kind = "cpu" if dist.get_backend() == "gloo" else "cuda"
+    package = options.package or package_here(CONFIG, CONFIG.parent.name, kind, build=rank == 0)
     start = time.perf_counter()
     pack = distributed.load(package, device=options.device)
     load_s = time.perf_counter() - start
@@ -218,12 +210,8 @@ def main() -> None:
     options = parser.parse_args()
     join(options.device)
     try:
-        result = train(options)
-    except AotpackError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
+        with exit_codes():
+            result = train(options)
     finally:
         dist.destroy_process_group()
     if int(os.environ.get("RANK", "0")) == 0:

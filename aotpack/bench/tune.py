@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -19,11 +19,20 @@ from aotpack.bench.turns import Turns, take_turns
 from aotpack.errors import HostError, InputError, NoVariantError
 from aotpack.files import check_writable
 from aotpack.targets import Target
-from aotpack.tuning import Attention, CandidateSet, Chip, Entry, Group, Measured, Record, Timed, best
+from aotpack.tuning import (
+    Attention,
+    CandidateSet,
+    Chip,
+    Entry,
+    Group,
+    Measured,
+    Record,
+    Timed,
+    best,
+    printable,
+)
 
 __all__ = ["Report", "check_device", "tune"]
-
-_WHY: Final = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +229,7 @@ def _measured(
 ) -> Measured:
     if not isinstance(found, Turns):
         why = found if found is not None else refused or "not built"
-        return Measured(options=options, ok=False, why=_printable(why))
+        return Measured(options=options, ok=False, why=printable(why) or "failed")
     timings = []
     for lengths in group.lengths:
         timing = Timing.of(found.of(",".join(map(str, lengths))))
@@ -265,13 +274,9 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.4g}")
 
 
-def _printable(text: str) -> str:
-    return "".join(c if " " <= c <= "~" else "?" for c in text)[:_WHY] or "failed"
-
-
 def _processor() -> str:
     names = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
-    return _printable(names[0] if names else platform.machine())
+    return printable(names[0] if names else platform.machine()) or "failed"
 
 
 def _cpuinfo() -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aotpack.masks import Family, Lengths, Rule, Size, family_of
 from aotpack.spec import MaskSpec
+from aotpack.spec.tensors import shape_of
 
 __all__ = [
     "BLOCK",
@@ -53,12 +54,9 @@ def mask_arguments(mask: MaskSpec, sizes: Mapping[str, int]) -> MaskArguments:
     """The family's tensors, then the length carriers."""
     family = family_of(mask)
 
-    def shape(dims: tuple[str | int, ...]) -> list[int]:
-        return [sizes[axis] if isinstance(axis, str) else axis for axis in dims]
-
     return MaskArguments(
         tensors=(
-            *(torch.ones(shape(given.dims), dtype=given.dtype) for given in family.inputs),
+            *(torch.ones(shape_of(given.dims, sizes), dtype=given.dtype) for given in family.inputs),
             *(torch.empty(1, dtype=torch.int8).expand(sizes[axis]) for axis in family.carried),
         ),
         names=(*(given.name for given in family.inputs), *family.carriers),

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from aotpack.build.contents import bill_of_materials
 from aotpack.build.kinds import kernels_of
@@ -20,11 +20,19 @@ from aotpack.errors import BuildError, InputError, OutputError, UnsupportedError
 from aotpack.package import Manifest, blob_key, write_package
 from aotpack.spec import AttentionSpec
 from aotpack.targets import Target
-from aotpack.tuning import CLASSES, DIRECTIONS, Candidate, CandidateSet, Group, Options, Tuning
+from aotpack.tuning import (
+    CLASSES,
+    DIRECTIONS,
+    Candidate,
+    CandidateSet,
+    Group,
+    Options,
+    Tuning,
+    printable,
+)
 
 __all__ = ["Search", "build_candidates"]
 
-_WHY: Final = 300
 
 # Options to try, the untuned first, for a spec, kernels, direction, and what an earlier tuning chose.
 Search = Callable[[AttentionSpec, str, str, Options | None], Sequence[Options]]
@@ -191,7 +199,7 @@ def _packages(
     found = []
     for number, (each, facts) in enumerate(zip(options, made.programs[direction], strict=True)):
         if "refused" in facts:
-            found.append(Candidate(options=each, refused=_printable(facts["refused"])))
+            found.append(Candidate(options=each, refused=printable(facts["refused"]) or "refused"))
             continue
         if (same := seen.setdefault(_code(facts), number)) != number:
             found.append(Candidate(options=each, refused=f"the same code as candidate {same}"))
@@ -251,7 +259,3 @@ def _write(
         },
     )
     write_package(path, manifest, blobs)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if " " <= c <= "~" else "?" for c in text)[:_WHY] or "refused"

@@ -37,17 +37,18 @@ FUSE_THE_RULE: Final[dict[str, Any]] = {
 }
 
 
-def compile_cpu(graph: Graph, flags: HostFlags, *, kernels: bool = False, fused: bool = False) -> Path:
+def compile_cpu(graph: Graph, flags: HostFlags, *, fused: bool = False) -> Path:
     """Compiles a CPU graph; the library is stripped.
+
+    Our kernels are linked into a graph that calls one; their archive must be on LIBRARY_PATH.
 
     Args:
         graph: of one program.
         flags: of the target.
-        kernels: links the block-sparse kernels in; their archive must be on LIBRARY_PATH.
         fused: never evaluates what a loop uses into a buffer: for a mask's rule.
     """
     options = host_options(flags, "program", graph.module)
-    if kernels:
+    if any(node.target in C_SHIMS for node in graph.module.graph.nodes):
         options["aot_inductor.custom_ops_to_c_shims"] = C_SHIMS
         options["aot_inductor.custom_op_libs"] = [KERNEL_LIBRARY]
     if fused:

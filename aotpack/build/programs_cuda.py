@@ -24,6 +24,7 @@ from aotpack.masks import Family, Input, Lengths, family_of, inside
 from aotpack.scores import Family as ScoreFamily
 from aotpack.scores import family_of as family_of_score
 from aotpack.spec import AttentionSpec, MaskSpec
+from aotpack.spec.tensors import shape_of
 
 __all__ = ["attention_program", "block_mask_program"]
 
@@ -136,10 +137,7 @@ def attention_program(
             options,
         ),
         # Empty, because nobody reads their values and most of them are large.
-        args=tuple(
-            torch.empty([sizes[axis] if isinstance(axis, str) else axis for axis in axes], dtype=t)
-            for axes, t in tensors.values()
-        ),
+        args=tuple(torch.empty(shape_of(axes, sizes), dtype=t) for axes, t in tensors.values()),
         dynamic_shapes=tuple(
             {i: dims[axis] for i, axis in enumerate(axes) if isinstance(axis, str) and axis in dims}
             for axes in shapes

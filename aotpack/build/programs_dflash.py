@@ -21,6 +21,7 @@ from aotpack.build.programs import Program
 from aotpack.build.specialisations import MAX_BATCH, MAX_LENGTH, Specialisation
 from aotpack.errors import UnsupportedError
 from aotpack.spec import AttentionSpec
+from aotpack.spec.tensors import shape_of
 from aotpack.tuning import Options
 
 __all__ = ["AttentionProgram", "attention_programs", "block_mask_program"]
@@ -251,10 +252,7 @@ def _program(
     return Program(
         module=module,
         # Empty, because nobody reads their values and most of them are large.
-        args=tuple(
-            torch.empty([sizes[axis] if isinstance(axis, str) else axis for axis in axes], dtype=t)
-            for axes, t in taken
-        ),
+        args=tuple(torch.empty(shape_of(axes, sizes), dtype=t) for axes, t in taken),
         dynamic_shapes=tuple(
             {i: dims[axis] for i, axis in enumerate(axes) if isinstance(axis, str) and axis in dims}
             for axes, _ in taken

@@ -21,6 +21,7 @@ from aotpack.build.blocks import BLOCK, MASK_TENSORS
 from aotpack.build.programs import TILE_TENSORS, Program
 from aotpack.scores import family_of, join_sinks, sinks_gradient
 from aotpack.spec import AttentionSpec
+from aotpack.spec.tensors import shape_of
 
 __all__ = ["BOUNDS", "backward_program", "forward_program"]
 
@@ -221,10 +222,7 @@ def _program(
                 dims.setdefault(axis, Dim.DYNAMIC)
     return Program(
         module=module(spec, tuple(inputs)),
-        args=tuple(
-            torch.zeros([sizes[axis] if isinstance(axis, str) else axis for axis in axes], dtype=dtype)
-            for axes, dtype in inputs.values()
-        ),
+        args=tuple(torch.zeros(shape_of(axes, sizes), dtype=dtype) for axes, dtype in inputs.values()),
         dynamic_shapes=tuple(
             {i: dims[axis] for i, axis in enumerate(axes) if isinstance(axis, str)}
             for axes, _ in inputs.values()

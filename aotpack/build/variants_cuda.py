@@ -13,6 +13,7 @@ from typing import Any, Final
 from aotpack.build import programs_dflash
 from aotpack.build.absent import DEVICES, absent_device, check_torch
 from aotpack.build.compile_cuda import SharedMemoryError, compile_cuda
+from aotpack.build.cuda_toolkit import make_toolkit
 from aotpack.build.export import Graph, differentiate, export
 from aotpack.build.facts import cubin_facts, library_facts
 from aotpack.build.kinds import kernels_of
@@ -105,10 +106,8 @@ def candidate_parts(
 
 def _ready(target: Target, folder: Path) -> _Compiler:
     check_torch()
-    compiler = _Compiler(target, folder)
-    with compiler.device():
-        pass  # what stands in for the toolkit is there before the parts are
-    return compiler
+    make_toolkit(folder)  # before the parts, which would each make it
+    return _Compiler(target, folder)
 
 
 def _class_of(kind: Specialisation, *, own: bool) -> str:

@@ -14,6 +14,7 @@ from aotpack.masks import Input, Lengths, dense, family_of
 from aotpack.scores import Family as ScoreFamily
 from aotpack.scores import family_of as family_of_score
 from aotpack.spec import AttentionSpec
+from aotpack.spec.tensors import shape_of
 
 __all__ = ["TOLERANCE", "golden_vectors", "tolerances"]
 
@@ -88,7 +89,7 @@ def _score_inputs(spec: AttentionSpec, lengths: Lengths, generator: torch.Genera
     known |= {"N": _BLOCKS, "T": _CONTEXT}
     inputs = {}
     for given in family_of_score(spec.score).inputs:
-        shape = [known.get(axis, _QUERY) if isinstance(axis, str) else axis for axis in given.dims]
+        shape = shape_of(given.dims, known, _QUERY)
         dtype = getattr(torch, given.dtype)
         drawn = torch.randint(-8, 9, shape, generator=generator).to(torch.float64) / 8
         inputs[given.name] = (drawn if dtype.is_floating_point else drawn * 0).to(dtype)
@@ -101,10 +102,7 @@ def _mask_inputs(spec: AttentionSpec) -> tuple[dict[str, Tensor], Lengths]:
     key = _CONTEXT + query if family.drafts else query if family.square else 3 * query
     sizes: dict[str | int, int] = {"B": 1, "N": _BLOCKS, "T": _CONTEXT, "Q": query, "K": key}
 
-    def shape(given: Input) -> list[int]:
-        return [sizes.get(axis, _QUERY) if isinstance(axis, str) else axis for axis in given.dims]
-
-    inputs = {given.name: _example(given, shape(given)) for given in family.inputs}
+    inputs = {given.name: _example(given, shape_of(given.dims, sizes, _QUERY)) for given in family.inputs}
     return inputs, family.lengths(spec.mask, sizes)
 
 

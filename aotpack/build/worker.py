@@ -68,8 +68,8 @@ def main(job_file: str) -> int:
         if "candidates" in job:
             result = _candidates(specs, target, job)
         else:
-            parts = _parts_cuda if target.device == "cuda" else _parts_cpu
-            result = _build(_distinct(specs), parts(_distinct(specs), target, job), folder, job["jobs"])
+            parts_of, distinct = _parts_cuda if target.device == "cuda" else _parts_cpu, _distinct(specs)
+            result = _build(distinct, parts_of(distinct, target, job), folder, job["jobs"])
     except AotpackError as error:
         # The nearest class that the parent knows: the builder has subclasses of its own.
         known = next(each for each in type(error).__mro__ if each.__module__ == AotpackError.__module__)
@@ -189,19 +189,15 @@ def _attention_of(spec: AttentionSpec) -> str:
 
 
 def _cpu_attention(name: str, spec: AttentionSpec, flags: HostFlags) -> list[dict[str, Any]]:
-    chunked = is_chunked(spec)
-    bounds = {"bounds": BOUNDS} if chunked else {}
+    bounds = {"bounds": BOUNDS} if is_chunked(spec) else {}
     return [
-        _program(program, graph, flags, name, kernels=not chunked) | bounds
+        _program(program, graph, flags, name) | bounds
         for program, graph in zip(("forward", "backward"), attention_graphs(spec), strict=True)
     ]
 
 
 def _cpu_block_mask(name: str, spec: AttentionSpec, flags: HostFlags) -> list[dict[str, Any]]:
-    kernels = family_of(spec.mask).intervals is not None
-    return [
-        _program("block_mask", export(block_mask_program(spec)), flags, name, kernels=kernels, fused=True)
-    ]
+    return [_program("block_mask", export(block_mask_program(spec)), flags, name, fused=True)]
 
 
 def _program(program: str, graph: Graph, flags: HostFlags, spec: str, **how: bool) -> dict[str, Any]:

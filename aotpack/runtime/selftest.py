@@ -12,6 +12,7 @@ from safetensors.torch import load as parse_vectors
 from torch import Tensor
 
 import aotpack
+from aotpack.dense import relative_error
 from aotpack.errors import InputError
 from aotpack.masks import family_of
 from aotpack.package import Package, Variant
@@ -149,7 +150,7 @@ def _vectors(package: Package, variant: Variant) -> dict[str, Tensor]:
 def _check(attention: Attention, variant: Variant, golden: Mapping[str, Tensor]) -> Iterator[Check]:
     found = _run(attention, golden)
     for name in found:
-        error = _relative(found[name].cpu().double(), golden[name].double())
+        error = relative_error(found[name].cpu().double(), golden[name].double())
         yield Check(spec=attention.name, what=name, error=error, tolerance=variant.tolerance[name])
     empty = golden["lse"] == -math.inf
     if bool(empty.any()):
@@ -177,15 +178,6 @@ def _run(attention: Attention, golden: Mapping[str, Tensor]) -> dict[str, Tensor
     grads = torch.autograd.grad([out, lse], wanted, [here["grad.out"], here["grad.lse"]])
     names = (*_RESULTS, *(f"grad.score.{name}" for name in trained))
     return dict(zip(names, (out.detach(), lse.detach(), *grads), strict=True))
-
-
-def _relative(found: Tensor, golden: Tensor) -> float:
-    """Relative error over the finite golden values; infinite unless the others are exactly as they are."""
-    finite = golden.isfinite()
-    if found.shape != golden.shape or not bool((found[~finite] == golden[~finite]).all()):
-        return math.inf
-    found, golden = found[finite], golden[finite]
-    return float((found - golden).norm() / golden.norm().clamp(min=torch.finfo(torch.float64).tiny))
 
 
 def _emptiness(found: Mapping[str, Tensor], empty: Tensor) -> float:

@@ -15,6 +15,7 @@ from aotpack.runtime.arguments import LENGTH_ARGUMENTS
 from aotpack.runtime.attention import Attention
 from aotpack.runtime.programs import CompiledPrograms, Kind
 from aotpack.scores import family_of as family_of_score
+from aotpack.spec.tensors import shape_of
 
 __all__ = ["call_once", "smallest", "warm_up"]
 
@@ -56,8 +57,7 @@ def call_once(attend: Attention, programs: CompiledPrograms, kind: Kind) -> None
     }
 
     def zeros(dims: tuple[str | int, ...], dtype: torch.dtype) -> Tensor:
-        shape = [known.get(axis, 1) if isinstance(axis, str) else axis for axis in dims]
-        return torch.zeros(shape, dtype=dtype, device=attend.device)
+        return torch.zeros(shape_of(dims, known, 1), dtype=dtype, device=attend.device)
 
     inputs = {given.name: zeros(given.dims, given.dtype) for given in family.inputs}
     read = () if spec.score is None else family_of_score(spec.score).inputs

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from aotpack.errors import SpecError
 from aotpack.spec.values import flag, known, positive, present, text, wrong
 
-__all__ = ["INPUT_DTYPES", "TensorInput", "check_inputs"]
+__all__ = ["INPUT_DTYPES", "TensorInput", "check_inputs", "shape_of"]
 
 INPUT_DTYPES: Final = ("bool", "int8", "uint8", "int32", "int64", "float32", "bfloat16", "float16")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -67,6 +67,15 @@ class TensorInput:
     def from_dict(cls, data: Mapping[str, Any]) -> TensorInput:
         """Inverse of ``to_dict``; an unknown field is a ``SpecError``."""
         return cls(**known(cls, "inputs", data, {"name", "dtype", "dims"}))
+
+
+def shape_of(dims: Sequence[str | int], sizes: Mapping[Any, int], other: int | None = None) -> list[int]:
+    """Sizes of axes; ``other`` is that of an axis that ``sizes`` lacks: a ``KeyError`` without it."""
+
+    def size(axis: str) -> int:
+        return sizes[axis] if other is None else sizes.get(axis, other)
+
+    return [size(axis) if isinstance(axis, str) else axis for axis in dims]
 
 
 def check_inputs(field: str, inputs: tuple[TensorInput, ...]) -> None:

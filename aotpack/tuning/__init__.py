@@ -4,7 +4,7 @@ from aotpack.tuning.candidates import Candidate, CandidateSet, Group
 from aotpack.tuning.choice import best, mean
 from aotpack.tuning.entry import Attention, Chip, Entry, Measured, Timed
 from aotpack.tuning.options import CLASSES, DIRECTIONS, KERNELS, Options, ordered, unfit
-from aotpack.tuning.record import Record
+from aotpack.tuning.record import Record, printable
 from aotpack.tuning.tuned import Choice, Frozen, Records, Tuning, Used, to_provenance, used_records
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "best",
     "mean",
     "ordered",
+    "printable",
     "to_provenance",
     "unfit",
     "used_records",

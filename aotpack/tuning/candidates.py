@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aotpack.errors import AotpackError, InputError, IntegrityError
+from aotpack.errors import AotpackError, InputError
 from aotpack.fields import Document, Fields, Form
 from aotpack.files import read_file, replace_file
 from aotpack.spec import AttentionSpec
@@ -101,12 +101,7 @@ class CandidateSet:
         remedy = "make it with 'aotpack build --tune --candidates FOLDER'"
         if data is None:
             raise InputError(f"{folder} holds no candidates", expected=f"a file {INDEX}", remedy=remedy)
-        document = Document("candidates'", remedy)
-        try:
-            table = Fields(json.loads(data), document=document)
-        except ValueError as error:
-            raise IntegrityError(f"{folder / INDEX} is not JSON", found=str(error), remedy=remedy) from error
-        return _set(table)
+        return _set(Document(str(folder / INDEX), remedy).read(data))
 
 
 def _group_dict(group: Group) -> dict[str, Any]:

@@ -9,17 +9,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from aotpack.errors import InputError, IntegrityError
+from aotpack.errors import InputError
 from aotpack.fields import Document, Fields, Form
 from aotpack.files import read_file, replace_file
 from aotpack.spec import DTYPES, AttentionSpec
 from aotpack.tuning.entry import Attention, Chip, Entry, Measured, Timed
 from aotpack.tuning.options import CLASSES, DIRECTIONS, KERNELS, Options, ordered, unfit
 
-__all__ = ["SCHEMA", "Record", "one_of", "read_options"]
+__all__ = ["SCHEMA", "Record", "one_of", "printable", "read_options"]
 
 SCHEMA: Final = "aotpack.tuning/1"
 _LIMIT: Final = 16 << 20
+_SHORT: Final = 300
 _SIZE: Final = (1, 1 << 31)
 _WORDS: Final = Form(r"[ -~]{1,400}", "up to 400 printable ASCII characters")
 _NAME: Final = Form(r"[A-Za-z0-9_.+-]{1,80}", "a name of letters, digits and _ . + -")
@@ -80,13 +81,7 @@ class Record:
             IntegrityError: it is no tuning record that this release reads; the field that is wrong is named.
         """
         document = Document(f"tuning record {name}", "measure it again with 'aotpack tune'")
-        try:
-            plain = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise IntegrityError(
-                f"{document.name} is not JSON", found=str(error), remedy=document.remedy
-            ) from error
-        return _record(Fields(plain, document=document))
+        return _record(document.read(data))
 
     @classmethod
     def read(cls, path: Path) -> Record:
@@ -106,6 +101,11 @@ class Record:
 def one_of(*names: str) -> Form:
     """The form of a string that is one of these."""
     return Form("|".join(names), " or ".join(names))
+
+
+def printable(text: str) -> str:
+    """Of a text that came from elsewhere, what a record or index may hold of it."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)[:_SHORT]
 
 
 def read_options(table: Fields, kernels: str, direction: str) -> Options:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -18,16 +15,9 @@ from torch import Tensor
 import aotpack
 from aotpack.demo.data import Corpus
 from tests.cases import relative_error
+from tests.examples.running import check_it_builds_once, run_example
 
 PATH = Path(__file__).parents[2] / "examples" / "eagle3_unroll.py"
-
-
-def run(*options: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, PATH, *map(str, options)]
-    environment = {**os.environ, "PYTHONPATH": str(PATH.parents[1])}
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +32,9 @@ def example() -> ModuleType:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_it_learns_and_nothing_is_traced(masks_package, threads):
-    done = run("--package", masks_package, "--threads", threads, "--steps", 12, "--json")
+    done = run_example(
+        "eagle3_unroll.py", "--package", masks_package, "--threads", threads, "--steps", 12, "--json"
+    )
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert data["schema"] == "aotpack.example.eagle3/1"
@@ -54,18 +46,11 @@ def test_it_learns_and_nothing_is_traced(masks_package, threads):
 
 @pytest.mark.slow
 def test_it_builds_its_own_package_once(tmp_path):
-    first = run(cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    assert "traces       0\n" in first.stdout
-    (package,) = tmp_path.glob("*.aotpack")
-    built = package.stat().st_mtime_ns
-    again = run("--steps", 1, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert package.stat().st_mtime_ns == built
+    check_it_builds_once("eagle3_unroll.py", tmp_path)
 
 
 def test_a_package_of_another_drafter_is_an_error_of_ours(dflash_package):
-    done = run("--package", dflash_package)
+    done = run_example("eagle3_unroll.py", "--package", dflash_package)
     assert done.returncode == 2
     assert "found: 'eagle3'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,16 +13,9 @@ import aotpack
 from aotpack.drafter import specs_from_config
 from tests.cases import relative_error
 from tests.conftest import EXAMPLES, build_once
+from tests.examples.running import check_it_builds_once, run_example
 
 PATH = EXAMPLES / "own_mask.py"
-
-
-def run(*options: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, PATH, *map(str, options)]
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +24,7 @@ def own_package(built: Path) -> Path:
 
 
 def test_it_learns_and_its_rules_are_dense_math(own_package: Path):
-    done = run("--package", own_package, "--json")
+    done = run_example("own_mask.py", "--package", own_package, "--json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert data["schema"] == "aotpack.example.own/1"
@@ -49,18 +39,11 @@ def test_it_learns_and_its_rules_are_dense_math(own_package: Path):
 
 @pytest.mark.slow
 def test_it_builds_its_own_package_once(tmp_path: Path):
-    first = run(cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    assert "traces       0\n" in first.stdout
-    (package,) = tmp_path.glob("*.aotpack")
-    built = package.stat().st_mtime_ns
-    again = run("--steps", 1, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert package.stat().st_mtime_ns == built
+    check_it_builds_once("own_mask.py", tmp_path)
 
 
 def test_a_package_of_other_rules_is_an_error_of_ours(dflash_package: Path):
-    done = run("--package", dflash_package)
+    done = run_example("own_mask.py", "--package", dflash_package)
     assert done.returncode == 3
     assert "mask.family: expected own_rules:streaming, found dflash" in done.stderr
     assert "Traceback" not in done.stderr

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from aotpack.dense import dense_attention
+from aotpack.dense import dense_attention, relative_error
 from aotpack.errors import InputError
 from aotpack.masks import Family, Input, Lengths, family_of
 from aotpack.runtime.arguments import LENGTH_ARGUMENTS
 from aotpack.spec import AttentionSpec
+from aotpack.spec.tensors import shape_of
 
 __all__ = ["RESULTS", "Step", "dense_results", "draw_step", "relative_errors"]
 
@@ -100,16 +102,8 @@ def dense_results(step: Step) -> dict[str, Tensor]:
 
 def relative_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
     """``||found - exact|| / ||exact||`` of each result; infinite where values are not finite alike."""
-    return {name: _relative(found[name].double(), exact[name].double()) for name in exact}
-
-
-def _relative(found: Tensor, exact: Tensor) -> float:
-    finite = exact.isfinite()
-    if not bool((found[~finite] == exact[~finite]).all()):
-        return float("inf")
-    found, exact = found[finite], exact[finite]
-    error = float((found - exact).norm() / exact.norm().clamp(min=torch.finfo(torch.float64).tiny))
-    return error if error == error else float("inf")
+    errors = {name: relative_error(found[name].double(), exact[name].double()) for name in exact}
+    return {name: math.inf if math.isnan(error) else error for name, error in errors.items()}
 
 
 def _inputs(family: Family, sizes: dict[str, int], generator: torch.Generator) -> dict[str, Any]:
@@ -119,7 +113,7 @@ def _inputs(family: Family, sizes: dict[str, int], generator: torch.Generator) -
         return torch.randint(0, high, shape, generator=generator, device=device)
 
     def drawn(given: Input) -> Tensor:
-        shape = [sizes.get(axis, sizes["T"]) if isinstance(axis, str) else axis for axis in given.dims]
+        shape = shape_of(given.dims, sizes, sizes["T"])
         last = torch.arange(shape[-1], device=device).expand(shape)
         known = {
             # Ascending, as trainers sample them.
