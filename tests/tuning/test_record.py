@@ -271,6 +271,18 @@ def test_what_is_shipped_is_of_one_chip_a_capability_and_says_where_it_came_from
         assert all(e.candidates or "by hand" in e.reason for e in each.entries)
 
 
+def test_kernels_of_our_own_have_on_hopper_what_was_measured_there() -> None:
+    measured = shipped().chosen(SM90, SPEC, "dflash")["any"]
+    assert measured["forward"].options == {"rows": 64, "keys": 64, "warps": 4, "stages": 3}
+    assert measured["backward"].options == {"queries_abreast": 1}
+    # Other heads and other dtypes of that size have the same, from the record for all of them.
+    for other in (replace(SPEC, heads=8, kv_heads=4), replace(SPEC, dtype="float16")):
+        alike = shipped().chosen(SM90, other, "dflash")["any"]
+        assert alike["forward"].record != measured["forward"].record
+        assert measured["forward"].options.items() <= alike["forward"].options.items()
+        assert measured["backward"].options.items() <= alike["backward"].options.items()
+
+
 def test_heads_of_128_have_on_hopper_what_was_measured_there() -> None:
     causal = replace(SPEC, mask=MaskSpec(family="causal"))
 
