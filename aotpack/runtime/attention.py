@@ -11,11 +11,11 @@ from torch import Tensor
 from aotpack.dense import dense_attention
 from aotpack.errors import HostError, UnsupportedError
 from aotpack.masks import Lengths, dense, family_of
+from aotpack.runtime import direct
 from aotpack.runtime.arguments import check_positions, read_arguments, read_score
-from aotpack.runtime.checks import check_mask, check_qkv
-from aotpack.runtime.direct import attend
+from aotpack.runtime.checks import QkvCheck, check_mask
 from aotpack.runtime.mask import BlockMask
-from aotpack.runtime.operator import enroll
+from aotpack.runtime.operator import attention, enroll
 from aotpack.runtime.origin import reload_attention
 from aotpack.runtime.programs import CompiledPrograms
 from aotpack.runtime.reblock import dense_cells
@@ -60,7 +60,8 @@ class Attention:
         self.device = device
         self.compiled = programs is not None
         self._family = family_of(spec.mask)
-        self._dtype = _DTYPES[spec.dtype]
+        self._dtype, self._type = _DTYPES[spec.dtype], device.type
+        self._check = QkvCheck(spec, self._dtype, device)
         self._programs = programs
         self._score = None if spec.score is None else family_of_score(spec.score)
         self._key = self._enrolled()
@@ -185,11 +186,10 @@ class Attention:
             InputError: tensors that do not fit the spec or the mask.
             UnsupportedError: a second derivative.
         """
-        if torch.is_autocast_enabled(self.device.type) and (
-            torch.get_autocast_dtype(self.device.type) == self._dtype
-        ):
+        if torch.is_autocast_enabled(self._type) and torch.get_autocast_dtype(self._type) == self._dtype:
             q, k, v = q.to(self._dtype), k.to(self._dtype), v.to(self._dtype)
-        check_qkv(self.spec, self._dtype, self.device, q, k, v)
+        plain = direct.is_plain(q, k, v)
+        self._check(q, k, v, plain=plain)
         block_mask = adopt(mask, q, k) if is_torch_block_mask(mask) else mask
         check_mask(self.spec, self.device, q, k, block_mask)
         if self._score is not None or tensors:
@@ -197,8 +197,11 @@ class Attention:
         elif self._programs is None:
             out, lse = self._eager(q, k, v, block_mask)
         else:
-            tensors_of_mask = self.mask_tensors(block_mask, q.shape[0])
-            out, lse = attend(self._key, self._programs, q, k, v, tensors_of_mask)
+            of_mask = self.mask_tensors(block_mask, q.shape[0])
+            if plain:
+                out, lse = direct.attend(self._key, self._programs, q, k, v, of_mask)
+            else:
+                out, lse = attention(self._key, q, k, v, of_mask)
         return (out, lse) if return_lse else out
 
     def mask_tensors(self, mask: BlockMask, batch: int) -> list[Tensor]:

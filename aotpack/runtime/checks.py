@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -9,13 +11,48 @@ from aotpack.errors import InputError
 from aotpack.runtime.mask import BlockMask
 from aotpack.spec import AttentionSpec
 
-__all__ = ["check_mask", "check_qkv"]
+__all__ = ["QkvCheck", "check_mask"]
+
+_REMEMBERED: Final = 4096
 
 
-def check_qkv(
+class QkvCheck:
+    """Checks q [B,heads,Q,head_dim], k [B,kv_heads,KV,head_dim] and v [B,kv_heads,KV,value_dim].
+
+    Args:
+        spec: whose heads and sizes these are.
+        dtype, device: of the tensors.
+    """
+
+    def __init__(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec, self._dtype, self._device = spec, dtype, device
+        self._right: set[tuple[torch.Size, torch.Size, torch.Size]] = set()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> None:
+        """Raises ``InputError`` where they do not fit.
+
+        Args:
+            q, k, v: to check.
+            plain: their sizes are numbers, so that shapes that were right once need no second look.
+        """
+        if not plain:
+            _check_qkv(self._spec, self._dtype, self._device, q, k, v)
+            return
+        shapes = (q.shape, k.shape, v.shape)
+        if shapes in self._right and self._fit(q) and self._fit(k) and self._fit(v):
+            return
+        _check_qkv(self._spec, self._dtype, self._device, q, k, v)
+        if len(self._right) >= _REMEMBERED:
+            self._right.clear()
+        self._right.add(shapes)
+
+    def _fit(self, tensor: Tensor) -> bool:
+        return tensor.dtype is self._dtype and tensor.device == self._device
+
+
+def _check_qkv(
     spec: AttentionSpec, dtype: torch.dtype, device: torch.device, q: Tensor, k: Tensor, v: Tensor
 ) -> None:
-    """q [B,heads,Q,head_dim], k [B,kv_heads,KV,head_dim] and v [B,kv_heads,KV,value_dim], of that dtype."""
     for name, tensor, heads, size in (
         ("q", q, spec.heads, spec.head_dim),
         ("k", k, spec.kv_heads, spec.head_dim),

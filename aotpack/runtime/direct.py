@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from aotpack.runtime.operator import Programs, aligned, attention, attention_backward
+from aotpack.runtime.operator import Programs, aligned, attention_backward
 from aotpack.runtime.transforms import in_forward_mode, no_forward_mode
 
 __all__ = ["attend", "is_plain"]
@@ -27,9 +27,10 @@ _profiler: Final = torch._C._autograd._profiler_enabled
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether nothing would see the operator: subclass, mode, transform, tracer, profiler, tangents."""
+    """Whether nothing would see the operator: subclass, mode, transform, compiler, profiler, tangents."""
     return (
-        type(q) in _PLAIN
+        not torch.compiler.is_compiling()
+        and type(q) in _PLAIN
         and type(k) in _PLAIN
         and type(v) in _PLAIN
         and not _dispatch_modes()
@@ -44,9 +45,7 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def attend(
     key: int, programs: Programs, q: Tensor, k: Tensor, v: Tensor, mask: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """out and lse of enrolled programs, differentiable once in q, k and v."""
-    if torch.compiler.is_compiling() or not is_plain(q, k, v):
-        return attention(key, q, k, v, mask)
+    """out and lse of enrolled programs, differentiable once in q, k and v, which are plain."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         result: tuple[Tensor, Tensor] = _Attention.apply(key, programs, mask, q, k, v)
         return result
@@ -67,7 +66,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         # With create_graph a second derivative may be asked for, which the operator refuses.
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_plain(q, k, v):
+        if torch.is_grad_enabled() or not is_plain(q, k, v):
             found = attention_backward(ctx.key, *grads, q, k, v, out, lse, ctx.mask)
         else:
             tensors = aligned(grads[0]), aligned(grads[1]), aligned(q), aligned(k), aligned(v), out, lse

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from aotpack.runtime.operator import Programs, below_autograd, enroll, find, not_twice, register
+from aotpack.runtime.operator import Programs, aligned, below_autograd, enroll, find, not_twice, register
 from aotpack.runtime.transforms import in_forward_mode, no_forward_mode
 
 __all__ = ["enroll_scored", "scored_attention"]
@@ -58,8 +58,8 @@ def _scored_backward(*args: Any) -> _Gradients:
 def _forward(
     key: int, q: Tensor, k: Tensor, v: Tensor, mask: _Tensors, trained: _Tensors, read: _Tensors
 ) -> tuple[Tensor, Tensor]:
-    score = [tensor.contiguous() for tensor in (*trained, *read)]
-    return find(key).forward(q.contiguous(), k.contiguous(), v.contiguous(), mask, score)
+    score = [aligned(tensor) for tensor in (*trained, *read)]
+    return find(key).forward(aligned(q), aligned(k), aligned(v), mask, score)
 
 
 def _backward(
@@ -75,9 +75,9 @@ def _backward(
     trained: _Tensors,
     read: _Tensors,
 ) -> _Gradients:
-    grads = (grad_out.contiguous(), grad_lse.contiguous())
-    score = [tensor.contiguous() for tensor in (*trained, *read)]
-    qkv = (q.contiguous(), k.contiguous(), v.contiguous())
+    grads = (aligned(grad_out), aligned(grad_lse))
+    score = [aligned(tensor) for tensor in (*trained, *read)]
+    qkv = (aligned(q), aligned(k), aligned(v))
     dq, dk, dv, *dscore = find(key).backward(*grads, *qkv, out, lse, mask, score)
     return dq, dk, dv, dscore
 

@@ -73,6 +73,18 @@ def test_mixed_devices(attention: aotpack.Attention, case: Case, name: str) -> N
     ]
 
 
+def test_shapes_that_were_right_once_are_refused_in_another_dtype_or_place(
+    attention: aotpack.Attention, case: Case
+) -> None:
+    mask = attention.block_mask(**case.mask)
+    attention(case.q, case.k, case.v, mask)
+    for wrong in (case.v.float(), case.v.to("meta")):
+        with pytest.raises(InputError, match=r"v (has the wrong dtype|is on another device)"):
+            attention(case.q, case.k, wrong, mask)
+    with pytest.raises(InputError, match="q, k and v do not fit each other"):
+        attention(case.q, case.k, case.v[:, :, 1:], mask)
+
+
 def test_batches_that_differ(attention: aotpack.Attention, case: Case) -> None:
     with pytest.raises(InputError, match="q, k and v do not fit each other"):
         attention(case.q[:1], case.k, case.v, attention.block_mask(**case.mask))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,41 @@ def test_operators_pass_torchs_own_checks(pack: aotpack.Pack) -> None:
         inputs = [t.clone().requires_grad_() for t in (case.q, case.k, case.v)]
         arguments = (attend._key, *inputs, mask, trained, tensors[len(trained) :])
         torch.library.opcheck(torch.ops.aotpack.scored_attention.default, arguments)
+
+
+def test_kernels_get_tensors_where_they_can_read_16_bytes_at_once(
+    pack: aotpack.Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attend, case = pack.attention("chain"), score_case(PACKAGED["chain"], 1, 100, 3)
+
+    mask = attend.block_mask(**case.mask)
+
+    def offset(tensor: Tensor) -> Tensor:
+        moved = torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
+        assert moved.data_ptr() % 16
+        return moved
+
+    def gradients(place: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        inputs = [place(tensor).requires_grad_() for tensor in (case.q, case.k, case.v)]
+        out = attend(*inputs, mask, **{name: place(tensor) for name, tensor in case.score.items()})
+        return (out, *torch.autograd.grad(out, inputs, place(case.grad_out)))
+
+    expected = gradients(Tensor.clone)
+    places: list[int] = []
+
+    def watched(program: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            *tensors, _, score = arguments
+            places.extend(tensor.data_ptr() % 16 for tensor in (*tensors, *score))
+            return program(*arguments)
+
+        return run
+
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(attend._programs, name, watched(getattr(attend._programs, name)))
+    found = gradients(offset)
+    assert set(places) == {0}
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_torch_compile_around_it_has_the_same_gradients(pack: aotpack.Pack) -> None:
