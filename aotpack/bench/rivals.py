@@ -15,12 +15,14 @@ NAMES: Final = {
     "flex": "torch.compile(flex_attention)",
     "flex-dynamic": "torch.compile(flex_attention, dynamic=True)",
     "flex-autotune": "torch.compile(flex_attention, mode='max-autotune-no-cudagraphs')",
+    "flex-masked": "torch.compile of flex_attention and of create_block_mask",
     "sdpa": "scaled_dot_product_attention with the dense boolean mask",
     "compiled-dense": "torch.compile(dense attention)",
     "cudnn": "cuDNN causal of 8192 tokens, the ceiling",
     "mask-eager": "create_block_mask",
     "mask-compiled": "torch.compile(create_block_mask)",
     "precompile": "torch.compiler.precompile(dense attention)",
+    "nothing": "an autograd function that computes nothing",
     "torch-loader": "torch's AOTIModelPackageLoader, same libraries, no autograd",
 }
 

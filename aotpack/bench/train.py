@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from aotpack.bench.case import Case, Shape
 from aotpack.bench.compare import entries, facts_of, group, in_turn, part_of
-from aotpack.bench.protocol import RefusedError, Timing, run_job
+from aotpack.bench.protocol import RefusedError, Timing, Worker
 from aotpack.bench.results import Result, against
 from aotpack.bench.rivals import NAMES
 from aotpack.bench.settings import Settings
@@ -19,8 +19,9 @@ __all__ = ["run"]
 
 _MEASURED: Final = (
     "median seconds of a training step of a drafter of five layers: mask, forward, loss, backward, AdamW;"
-    " and of the first one with import, load or compilation of its attention, in a fresh process whose "
-    "trainer has made a step without attention; hidden states of the target are there"
+    " of the first one with import, load or compilation of its attention, in a fresh process whose trainer "
+    "has made a step without attention; and by how much that took longer than a later step of the same "
+    "process; hidden states of the target are there"
 )
 _CPU: Final = (Shape(context=512, anchors=128),)
 _CUDA: Final = (Shape(context=4096, anchors=512),)
@@ -34,17 +35,20 @@ def run(settings: Settings) -> Result:
     (shape,) = settings.shapes(_CPU, _CUDA)
     case = settings.case(name, shape)
     settings.say(f"train {shape}: steps")
-    rivals = ("aotpack", "flex" if settings.cuda else "sdpa")
+    rivals = ("aotpack", *(("flex", "flex-masked") if settings.cuda else ("sdpa",)))
     found = in_turn(settings, case, entries("training:train", rivals))
     rows = group("whole training step", found, part_of("step"))
     settings.say(f"train {shape}: first steps")
-    rows += against("first training step", _starts(settings, case), own=_NEW)
+    firsts, waits = _starts(settings, case)
+    rows += against("first training step", firsts, own=_NEW)
+    rows += against("first training step beyond a later one", waits, own=_NEW)
     facts = {**facts_of(found), "dtype": spec.dtype, "layers": 5, "repeat": settings.repeat, **asdict(shape)}
     return Result(name="train", measured=_MEASURED, rows=tuple(rows), facts=facts)
 
 
-def _starts(settings: Settings, case: Case) -> dict[str, Timing | str]:
-    times: dict[str, list[float]] = defaultdict(list)
+def _starts(settings: Settings, case: Case) -> tuple[dict[str, Timing | str], dict[str, Timing | str]]:
+    """Seconds of first steps, and those less a later step of the same process; a string says why not."""
+    firsts, waits = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     refused: dict[str, str] = {}
     for _ in range(settings.repeat):
         with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder:
@@ -52,17 +56,23 @@ def _starts(settings: Settings, case: Case) -> dict[str, Timing | str]:
                 if who in refused:
                     continue
                 try:
-                    answer = run_job("training:train", where, case, timeout=settings.timeout, **more)
+                    with Worker("training:train", where, case, timeout=settings.timeout, **more) as worker:
+                        first, step = worker.answer()["first"], worker.measure()["step"]
                 except RefusedError as refusal:
                     if who in (_NEW, _UNPACKED):
                         raise
                     refused[who] = refusal.problem
                     settings.say(f"  {who}: {refusal.problem}")
                     continue
-                settings.say(f"  {who}: {answer['first']:.3f} s")
-                times[who].append(answer["first"])
+                settings.say(f"  {who}: {first:.3f} s, a later step {step:.3f} s")
+                firsts[who].append(first)
+                waits[who].append(first - step)
     order = [who for who, *_ in _jobs(settings, Path())]
-    return {who: Timing.of(times[who]) if times[who] else refused[who] for who in order}
+    first_steps, beyond = (
+        {who: Timing.of(times[who]) if times[who] else refused[who] for who in order}
+        for times in (firsts, waits)
+    )
+    return first_steps, beyond
 
 
 def _jobs(settings: Settings, folder: Path) -> list[tuple[str, Path, dict[str, Any]]]:

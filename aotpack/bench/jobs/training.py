@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aotpack.bench.case import Case
 from aotpack.bench.jobs.clock import Chain, synchronize
-from aotpack.bench.jobs.ways import CompiledFlex, Way, way
+from aotpack.bench.jobs.ways import Way, way
 from aotpack.bench.jobs.workload import draw_anchors, read_spec
 from aotpack.demo.data import VOCAB_SIZE, Batch
 from aotpack.demo.drafter import Drafter, block_loss, block_positions, block_tokens, drafter_config
@@ -43,7 +43,7 @@ def train(
     start = time.perf_counter()
     if artifacts and Path(artifacts).exists():
         torch.compiler.load_cache_artifacts(Path(artifacts).read_bytes())
-    attend = _attention(who, case)
+    attend = way(who, case)
     trainer.step(attend, *drawn[-1])
     synchronize(case.device)
     first = time.perf_counter() - start
@@ -58,11 +58,6 @@ def train(
         return {"step": chain.seconds()[0]}
 
     return {"first": first}, measure
-
-
-def _attention(who: str, case: Case) -> Way:
-    # The trainer's best: it compiles the mask too.
-    return CompiledFlex(read_spec(case), compiled_mask=True) if who == "flex" else way(who, case)
 
 
 class _StandIn:
@@ -95,7 +90,7 @@ class _Trainer:
             tokens = torch.randint(0, VOCAB_SIZE - 1, shape)
             self.batch = Batch(tokens=tokens, loss_mask=torch.ones(shape, dtype=torch.bool))
             self.hidden = torch.randn(*shape, _LAYERS * hidden, dtype=dtype)
-        self.optimizer = torch.optim.AdamW(self.drafter.parameters(), lr=1e-4)
+        self.optimizer = torch.optim.AdamW(self.drafter.parameters(), lr=1e-4, fused=True)
         self.generator = torch.Generator(case.device).manual_seed(0)
 
     def draw(self) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from aotpack.errors import InputError
 from aotpack.masks import Lengths, dense, family_of
 from aotpack.spec import AttentionSpec
 
-__all__ = ["CompiledFlex", "Dense", "Way", "dense_attention", "way"]
+__all__ = ["CompiledFlex", "Dense", "Nothing", "Way", "dense_attention", "way"]
 
 
 class Way(Protocol):
@@ -43,8 +43,10 @@ def way(who: str, case: Case) -> Way:
         "flex": lambda: CompiledFlex(spec, dynamic=False),
         "flex-dynamic": lambda: CompiledFlex(spec, dynamic=True),
         "flex-autotune": lambda: CompiledFlex(spec, dynamic=False, mode="max-autotune-no-cudagraphs"),
+        "flex-masked": lambda: CompiledFlex(spec, compiled_mask=True),
         "sdpa": lambda: Dense(spec, _sdpa),
         "compiled-dense": lambda: Dense(spec, torch.compile(dense_attention)),
+        "nothing": lambda: Nothing(spec),
     }
     if who not in ways:
         raise InputError("the way is unknown", expected=", ".join(ways), found=who)
@@ -107,6 +109,32 @@ class Dense:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return self._function(q, k, v, mask, self.spec.scale)
+
+
+class Nothing:
+    """What autograd itself takes of a call in Python: nothing is computed, allocated or launched."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+
+    def block_mask(self, *, anchors: Tensor, keep: Tensor, context_len: int) -> None:
+        """None."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        result: Tensor = _Nothing.apply(q, k, v)
+        return result
+
+
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        return q.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = ctx.saved_tensors
+        return q.detach(), k.detach(), v.detach()
 
 
 def _lengths(spec: AttentionSpec, anchors: Tensor, context_len: int) -> Lengths:
