@@ -122,14 +122,19 @@ def _bar(axis: Axes, line: int, row: Row, left: float) -> None:
                   va="center", fontsize=7, color=color if row.refused else "black")  # fmt: skip
         return
     axis.barh(line, row.ratio - left, left=left, height=0.72, color=_OURS if row.own else _RIVAL)
-    axis.text(row.ratio, line, f"  {row.ratio:.3g}x   {_value(row)}", va="center", fontsize=7.5)
+    axis.text(row.ratio, line, f"  {_digits(row.ratio)}x   {_value(row)}", va="center", fontsize=7.5)
 
 
 def _value(row: Row) -> str:
     value, unit = row.value or 0.0, row.unit
     if unit == "s" and value < 1:
         value, unit = (1e3 * value, "ms") if value >= 1e-3 else (1e6 * value, "us")
-    return "" if unit == "x" else f"({value:.3g} {unit})"
+    return "" if unit == "x" else f"({_digits(value)} {unit})"
+
+
+def _digits(value: float) -> str:
+    """Three digits, and thousands not as a power of ten."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def _where(result: Result) -> str:

@@ -62,7 +62,9 @@ class Worker:
         more: the function's other arguments, JSON values.
     """
 
-    def __init__(self, job: str, folder: Path, case: Case, *, timeout: float = TIMEOUT, **more: Any) -> None:
+    def __init__(
+        self, job: str, folder: Path, case: Case, /, *, timeout: float = TIMEOUT, **more: Any
+    ) -> None:
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
         self._job, self._timeout, self._log, self._said = job, timeout, folder / "log", b""
         with self._log.open("wb") as stderr:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Self
 
 from aotpack.bench.protocol import Timing
+from aotpack.errors import InputError
+from aotpack.fields import Document, Fields, Form
+from aotpack.files import read_file, replace_file
 
 __all__ = ["OWN", "Result", "Row", "against"]
 
 OWN: Final = "aotpack"
+_LIMIT: Final = 16 << 20
+_WORDS: Final = Form(r"[ -~]{0,4000}", "printable ASCII")
+_UNIT: Final = Form(r"s|us|MB|TFLOP/s|x", "s, us, MB, TFLOP/s or x")
+_SCHEMA: Final = Form(r"aotpack\.bench\.[a-z]+/1", "aotpack.bench.NAME/1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +70,24 @@ class Row:
             "count": self.count,
         }
 
+    @classmethod
+    def of(cls, fields: Fields) -> Self:
+        """Inverse of ``to_dict``; an ``IntegrityError`` names a field that is wrong."""
+        group, who, what = (fields.text(name, _WORDS) for name in ("group", "who", "what"))
+        value, ratio, spread = (_numbers(fields, name) for name in ("value", "ratio", "spread"))
+        row = cls(
+            group=group,
+            who=who,
+            value=None if value is None else value[0],
+            unit=fields.text("unit", _UNIT),
+            ratio=None if ratio is None else ratio[0],
+            spread=None if spread is None else (spread[0], spread[-1]),
+            count=fields.integer("count", 0, 1 << 31),
+            refused=what.partition(": ")[2] or "it has no value" if value is None else None,
+        )
+        fields.finish()
+        return row
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
@@ -91,6 +118,32 @@ class Result:
             "facts": dict(self.facts),
         }
 
+    def write(self, path: Path) -> None:
+        """As JSON; ``OutputError`` where it cannot be."""
+        text = json.dumps({"schema": self.schema, **self.to_dict()}, indent=2, allow_nan=False)
+        replace_file(path, text.encode() + b"\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What ``write`` wrote.
+
+        Raises:
+            InputError: there is no such file.
+            IntegrityError: it is no result of a bench; the field that is wrong is named.
+        """
+        data = read_file(path, _LIMIT)
+        if data is None:
+            raise InputError(f"there is no result at {path}", remedy="give a NAME.json that --save left")
+        fields = Document(str(path), "measure again with 'aotpack bench NAME --save FOLDER'").read(data)
+        result = cls(
+            name=fields.text("schema", _SCHEMA).split(".")[2].partition("/")[0],
+            measured=fields.text("measured", _WORDS),
+            rows=tuple(map(Row.of, fields.tables("rows"))),
+            facts=fields.plain("facts"),
+        )
+        fields.finish()
+        return result
+
 
 def against(group: str, timings: Mapping[str, Timing | str], unit: str = "s", *, own: str = OWN) -> list[Row]:
     """Rows of one group, by who, with ratios over the one that is named ``own``.
@@ -116,6 +169,18 @@ def against(group: str, timings: Mapping[str, Timing | str], unit: str = "s", *,
             )
         )
     return rows
+
+
+def _numbers(fields: Fields, name: str) -> list[float] | None:
+    """One number or, of a spread, two; of a difference they may be negative."""
+    value = fields.value(name)
+    if value is None:
+        return None
+    given = value if isinstance(value, list) else [value]
+    found = [float(n) for n in given if isinstance(n, (int, float))]
+    if len(given) != 1 + (name == "spread") or len(found) != len(given):
+        fields.wrong(name, "two numbers, or null" if name == "spread" else "a number, or null")
+    return found
 
 
 def _rounded(value: float, digits: int) -> float:

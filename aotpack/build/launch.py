@@ -1,6 +1,7 @@
 """A launch of a Triton kernel of our own as one node of a graph that AOTInductor compiles.
 
-The only module that touches ``torch._higher_order_ops.triton_kernel_wrap``; tried with torch 2.14.1 and
+The only module that touches ``torch._higher_order_ops.triton_kernel_wrap`` and
+``CachingAutotuner._create_compile_options``; tried with torch 2.14.1 and
 triton 3.8.0. ``torch.library.wrap_triton`` makes the same node, but knows no tensor descriptors.
 """
 
@@ -13,7 +14,7 @@ from typing import Any, Final
 from aotpack.build.export import Graph
 from aotpack.errors import BuildError, HostError
 
-__all__ = ["check_written", "launch", "split_descriptors"]
+__all__ = ["check_written", "launch", "limited_registers", "split_descriptors"]
 
 
 def launch(
@@ -75,6 +76,37 @@ def check_written(graph: Graph, results: Collection[str]) -> None:
                     found=", ".join(sorted(written)),
                     remedy="report this",
                 )
+
+
+@contextlib.contextmanager
+def limited_registers() -> Iterator[None]:
+    """Inside, a kernel's parameter ``registers`` is the most that its threads have; 0 leaves it to ptxas.
+
+    torch leaves ``maxnreg`` of a triton.Config out of what it tells triton.
+
+    Raises:
+        HostError: this torch tells triton of its kernels in another way.
+    """
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    found = getattr(CachingAutotuner, "_create_compile_options", None)
+    if found is None:
+        raise HostError(
+            "torch compiles kernels in another way than aotpack was made for",
+            expected="CachingAutotuner._create_compile_options",
+            found="nothing of that name",
+            remedy="build with torch 2.14.1",
+        )
+
+    def options(autotuner: Any, config: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
+        limit = meta["constants"].get("registers")
+        return {**found(autotuner, config, meta), **({"maxnreg": limit} if limit else {})}
+
+    try:
+        CachingAutotuner._create_compile_options = options  # type: ignore[assignment, method-assign]
+        yield
+    finally:
+        CachingAutotuner._create_compile_options = found  # type: ignore[method-assign]
 
 
 _SWIZZLED: Final = "} else if (contigDimSizeInByte >= 128) {"

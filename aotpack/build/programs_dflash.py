@@ -45,6 +45,8 @@ class _Tiles:
         stages: of its loop's pipeline.
         abreast: how many heads run at once.
         tma: whether tiles are read through tensor descriptors.
+        registers: the most that a thread may have; 0 leaves it to ptxas.
+        lazy: whether forward leaves its sums unscaled while they can be.
     """
 
     rows: int = 64
@@ -53,14 +55,16 @@ class _Tiles:
     stages: int = 2
     abreast: int = 1
     tma: bool = True
+    registers: int = 0
+    lazy: bool = False
 
     @classmethod
     def of(cls, spec: AttentionSpec, options: Options, prefix: str = "", **usual: int) -> _Tiles:
-        """From the options whose names begin with a prefix, and ``tma``."""
+        """From the options whose names begin with a prefix, and the kernels' switches."""
         chosen: dict[str, Any] = {
             name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)
         }
-        chosen |= {"tma": options["tma"]} if "tma" in options else {}
+        chosen |= {name: options[name] for name in ("tma", "lazy") if name in options}
         tiles = cls(**{**usual, **chosen})
         if spec.heads % tiles.abreast:
             raise UnsupportedError(
@@ -121,6 +125,7 @@ class _Kernels(torch.nn.Module):
             "block_n": tiles.keys,
             "stages": tiles.stages,
             "tma": tiles.tma,
+            "registers": tiles.registers,
         }
         launch(
             kernel,
@@ -147,7 +152,8 @@ class _Forward(_Kernels):
         programs = _tiles(q.shape[2], self.tiles.rows) * q.shape[0] * self.spec.heads
         lengths: Any = {"query": q.shape[2], "key": k.shape[2], "blocks": ends.shape[1]}
         tensors = {"q_ptr": q, "k": k, "v": v, "ends_ptr": ends, "out_ptr": out, "lse_ptr": lse}
-        self.launch(dflash.forward, self.tiles, programs, {**tensors, **lengths}, abreast=self.tiles.abreast)
+        constants = {"abreast": self.tiles.abreast, "lazy": self.tiles.lazy}
+        self.launch(dflash.forward, self.tiles, programs, {**tensors, **lengths}, **constants)
         return out, lse
 
 

@@ -103,6 +103,12 @@ def _forward(spec: AttentionSpec) -> Iterator[Options]:
     for rows, keys in ((64, 64), (64, 128), (128, 64), (64, 32)):
         for warps, stages in _LAUNCHES:
             yield {"rows": rows, "keys": keys, "warps": warps, "stages": stages}
+    yield {"rows": 64, "keys": 64, "warps": 4, "stages": 3, "lazy": True}
+    # With so few registers two programs of 8 warps, or three of 4, have room on a multiprocessor.
+    for rows, warps, registers in ((128, 8, 128), (64, 4, 168)):
+        for stages, lazy in itertools.product((2, 3), (False, True)):
+            tiles = {"rows": rows, "keys": 32, "warps": warps, "stages": stages}
+            yield {**tiles, "registers": registers, "lazy": lazy}
     yield {"tma": False}
     for abreast in sorted({1, spec.group_size}):
         yield {"abreast": abreast}

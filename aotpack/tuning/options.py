@@ -26,6 +26,7 @@ _TILE: Final = (16, 32, 64, 128)
 _WARPS: Final = (1, 2, 4, 8)
 _STAGES: Final = (1, 2, 3, 4, 5)
 _HEADS: Final = range(1, 1025)
+_REGISTERS: Final = range(64, 256)
 _LAUNCH: Final[Mapping[str, Sequence[int]]] = {"num_warps": _WARPS, "num_stages": _STAGES}
 _SWITCHES: Final[Mapping[str, Sequence[int]]] = {"PRESCALE_QK": _FLAG, "USE_TMA": _FLAG}
 _OURS: Final[Mapping[str, Sequence[int]]] = {
@@ -33,9 +34,11 @@ _OURS: Final[Mapping[str, Sequence[int]]] = {
     "keys": _TILE,
     "warps": _WARPS,
     "stages": _STAGES,
+    "registers": _REGISTERS,
 }
-# A template's are its ``kernel_options`` without the prefixes fwd_ and bwd_. Of ours, ``abreast`` is how many
-# heads run at once, and backward's begin with the name of the kernel: that of queries, or that of keys.
+# A template's are its ``kernel_options`` without the prefixes fwd_ and bwd_. Of ours, ``registers`` is the
+# most that a thread may have, ``abreast`` is how many heads run at once, ``lazy`` is what the kernel says of
+# it, and backward's begin with the name of the kernel: that of queries, or that of keys.
 _KNOWN: Final[Mapping[tuple[str, str], Mapping[str, Sequence[int]]]] = {
     ("template", "forward"): {"BLOCK_M": _TILE, "BLOCK_N": _TILE, **_LAUNCH, **_SWITCHES},
     ("template", "backward"): {
@@ -43,7 +46,7 @@ _KNOWN: Final[Mapping[tuple[str, str], Mapping[str, Sequence[int]]]] = {
         **_LAUNCH,
         **_SWITCHES,
     },
-    ("dflash", "forward"): {**_OURS, "abreast": _HEADS, "tma": _FLAG},
+    ("dflash", "forward"): {**_OURS, "abreast": _HEADS, "tma": _FLAG, "lazy": _FLAG},
     ("dflash", "backward"): {
         **{f"queries_{name}": values for name, values in _OURS.items()},
         "queries_abreast": _HEADS,

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[AttentionSpec, int, int, int]] = {
     "a window and blocks of 80": (spec(80, window=90, heads=2), 1, 150, 3),
     "one block": (spec(), 2, 5, 1),
     "nothing kept": (spec(heads=2), 1, 90, 6),
+    "scores that grow": (spec(heads=2), 1, 250, 6),
     "heads of 128": (spec(heads=2, head_dim=128), 1, 130, 6),
     "half precision": (spec(heads=2, dtype="float16"), 1, 130, 6),
 }
@@ -58,6 +59,9 @@ TUNED: dict[str, tuple[str, dict[str, dict[str, int]]]] = {
         "a window inside a tile",
         {"forward": {"rows": 32, "keys": 128}, "backward": {"keys_rows": 16, "keys_keys": 128}},
     ),
+    "lazy sums": ("any lengths", {"forward": {"lazy": True, "keys": 32}}),
+    "lazy sums and a window": ("a window inside a tile", {"forward": {"lazy": True, "keys": 16}}),
+    "lazy sums and scores that grow": ("scores that grow", {"forward": {"lazy": True, "keys": 16}}),
     "without descriptors": ("any lengths", {"forward": {"tma": False}, "backward": {"tma": False}}),
 }
 
@@ -78,6 +82,8 @@ def errors(name: str, tuned: dict[str, dict[str, int]] | None = None) -> dict[st
     case = make_case(made, batch, context, anchors, keep=0.0 if name == "nothing kept" else 0.8)
     if name.endswith("no order"):
         case.mask["anchors"] = case.mask["anchors"].flip(-1).roll(3, -1)
+    if name == "scores that grow":
+        case.k.mul_(torch.linspace(1, 8, case.k.shape[2])[:, None])
     expected = exact(made, case, visible_cells(made, case))
     return dict(zip(NAMES, map(relative_error, run(case, made, tuned or {}), expected), strict=True))
 

@@ -6,16 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from aotpack.build import absent
 from aotpack.build.export import export
 from aotpack.build.kinds import has_kernels
-from aotpack.build.launch import check_written, split_descriptors
+from aotpack.build.launch import check_written, limited_registers, split_descriptors
 from aotpack.build.programs_dflash import attention_programs, block_mask_program
 from aotpack.build.specialisations import ATTENTION
 from aotpack.build.specialisations import exact as exact_shape
@@ -118,4 +120,26 @@ def test_other_descriptors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(HostError, match="descriptors differ from those that aotpack was made for"),
         split_descriptors(),
     ):
+        pass
+
+
+def test_registers_are_limited_and_afterwards_torch_has_its_own_way() -> None:
+    before = CachingAutotuner._create_compile_options
+    meta = {"num_warps": 4, "num_stages": 3, "debug": False}
+    autotuner = SimpleNamespace(device_props=SimpleNamespace(type="cuda"))
+    with limited_registers():
+        limited, free = (
+            CachingAutotuner._create_compile_options(
+                autotuner, SimpleNamespace(), {**meta, "constants": {"registers": limit}}
+            )
+            for limit in (128, 0)
+        )
+    assert limited == {**free, "maxnreg": 128}
+    assert "maxnreg" not in free
+    assert CachingAutotuner._create_compile_options is before
+
+
+def test_another_way_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(CachingAutotuner, "_create_compile_options")
+    with pytest.raises(HostError, match="compiles kernels in another way"), limited_registers():
         pass

@@ -245,7 +245,7 @@ def test_candidates_are_packages_that_differ_in_one_program(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_tuned_package_is_checked_without_its_record(tmp_path: Path) -> None:
     path, plain = tmp_path / "tuned.aotpack", tmp_path / "plain.aotpack"
-    found = record(forward={"keys": 32}, backward={"keys_rows": 32})
+    found = record(forward={"keys": 32, "registers": 96, "lazy": True}, backward={"keys_rows": 32})
     build({"full": SPEC}, ["cuda-sm90"], path, tuning=Records(given={"x.json": found}))
     build({"full": SPEC}, ["cuda-sm90"], plain, tuning=Records())
     with Package.open(path) as opened, Package.open(plain) as other:
@@ -255,9 +255,15 @@ def test_a_tuned_package_is_checked_without_its_record(tmp_path: Path) -> None:
     assert tuning["records"] == {found.digest: "NVIDIA H200"}
     chosen = tuning["options"]["cuda-sm90"][SPEC.digest]["any"]
     assert {direction: choice["options"] for direction, choice in chosen.items()} == {
-        "forward": {"keys": 32},
+        "forward": {"keys": 32, "registers": 96, "lazy": True},
         "backward": {"keys_rows": 32},
     }
+    of_mine, of_theirs = (
+        {kernel.name: kernel.registers for kernel in variant.requires.cuda.kernels}
+        for variant in (mine, theirs)
+    )
+    assert of_mine["forward"] <= 96 < of_theirs["forward"]
+    assert of_mine["backward_queries"] == of_theirs["backward_queries"]
     assert [a.kernels == b.kernels for a, b in zip(mine.programs, theirs.programs, strict=True)] == [
         True,
         False,

@@ -15,6 +15,7 @@ float32 [batch, heads, query], ends int32 [batch, blocks]. Offsets inside a head
 heads need not. ``scale`` and the weights are to base 2, ``factor`` is the scale to base e. Parameters without
 ``_ptr`` are read by tiles: where ``tma`` is set they are descriptors of tiles [1, rows, dim] of a tensor
 [batch * heads, length, dim], else pointers. No result depends on the order in which programs run.
+``registers``, the most that a thread may have, is for ``aotpack.build.launch`` to read.
 
 Source of the arithmetic: Dao, FlashAttention-2, algorithms 1 and 2. The gradient of the log-sum-exp is taken
 off delta, since both multiply the weights.
@@ -98,9 +99,13 @@ def forward(
     q_ptr, k, v, ends_ptr, out_ptr, lse_ptr, query, key, blocks,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, size: tl.constexpr, window: tl.constexpr,
     scale: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, stages: tl.constexpr,
-    tma: tl.constexpr, abreast: tl.constexpr,
+    tma: tl.constexpr, registers: tl.constexpr, abreast: tl.constexpr, lazy: tl.constexpr,
 ):  # fmt: skip
-    """out and the natural log-sum-exp of a tile of rows of one head."""
+    """out and the natural log-sum-exp of a tile of rows of one head.
+
+    ``lazy``: sums stay as they are until a row's maximum has grown by more than 2^8, as FlashAttention-4 has
+    it; weights are then up to 2^8 and no less exact.
+    """
     tiles = tl.cdiv(query, block_m)
     b, h, tile = _place(tiles, heads, abreast)
     # Anchors mostly ascend, so the last rows see most: they come first.
@@ -132,12 +137,21 @@ def forward(
             seen = (places[None, :] >= low[:, None]) & (places[None, :] < high[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         greater = tl.maximum(most, tl.max(scores, 1) * scale)
-        weights = tl.exp2(scores * scale - greater[:, None])
-        decay = tl.exp2(most - greater)
-        total = total * decay + tl.sum(weights, 1)
-        most = greater
+        if lazy:
+            if tl.max(greater - most, 0) > 8.0:
+                decay = tl.exp2(most - greater)
+                total *= decay
+                acc *= decay[:, None]
+                most = greater
+            weights = tl.exp2(scores * scale - most[:, None])
+            total += tl.sum(weights, 1)
+        else:
+            weights = tl.exp2(scores * scale - greater[:, None])
+            decay = tl.exp2(most - greater)
+            total = total * decay + tl.sum(weights, 1)
+            most = greater
         values = _fetch(v, kv_head, start, key, block_n, dim, tma)
-        acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None])
+        acc = tl.dot(weights.to(values.dtype), values, acc if lazy else acc * decay[:, None])
 
     kept = ends >= 0
     total = tl.where(kept, total, 1.0)
@@ -153,7 +167,7 @@ def backward_queries(
     query, key, blocks,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, size: tl.constexpr, window: tl.constexpr,
     scale: tl.constexpr, factor: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-    stages: tl.constexpr, tma: tl.constexpr, abreast: tl.constexpr,
+    stages: tl.constexpr, tma: tl.constexpr, registers: tl.constexpr, abreast: tl.constexpr,
 ):  # fmt: skip
     """dq of a tile of rows of one head, and what ``backward_keys`` adds to its products.
 
@@ -259,7 +273,7 @@ def backward_keys(
     q, k, v, grad, ends_ptr, shift_ptr, delta_ptr, dk_ptr, dv_ptr, query, key, blocks,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, size: tl.constexpr, window: tl.constexpr,
     scale: tl.constexpr, factor: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-    stages: tl.constexpr, tma: tl.constexpr,
+    stages: tl.constexpr, tma: tl.constexpr, registers: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys, of the context or of drafts, over all query heads that share them."""
     group: tl.constexpr = heads // kv_heads

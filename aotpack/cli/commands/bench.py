@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any
 
 import click
 
-from aotpack.bench import BENCHES, NAMES, Result, Row, Settings, default_specs, run, run_all
+from aotpack.bench import BENCHES, NAMES, Report, Result, Row, Settings, default_specs, run, run_all
 from aotpack.bench.plot import check_matplotlib, plot
 from aotpack.build import build
 from aotpack.cli.console import Console, talking
 from aotpack.cli.progress import BuildProgress
 from aotpack.cli.text import columns, duration
 from aotpack.errors import InputError
-from aotpack.files import replace_file
 
 __all__ = ["bench"]
 
@@ -56,6 +54,14 @@ _RIVALS = [name for name in NAMES if name != "aotpack"]
     help=f"Leave out {', '.join(_RIVALS)}; may be repeated.",
 )
 @click.option(
+    "--from",
+    "saved",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Measure nothing: show, and draw, what --save left; may be repeated, with the name 'all'.",
+)
+@click.option(
     "--plot", "picture", type=click.Path(path_type=Path), metavar="FILE", help="Draw the ratios, as a PNG."
 )
 @click.option(
@@ -66,7 +72,13 @@ _RIVALS = [name for name in NAMES if name != "aotpack"]
 )
 @talking
 def bench(
-    console: Console, name: str, package: Path | None, picture: Path | None, save: Path | None, **options: Any
+    console: Console,
+    name: str,
+    package: Path | None,
+    saved: Sequence[Path],
+    picture: Path | None,
+    save: Path | None,
+    **options: Any,
 ) -> int:
     """Measure, each beside the alternatives, in one run. Rows have ratios over aotpack's own.
 
@@ -84,13 +96,14 @@ def bench(
     """
     if picture is not None:
         check_matplotlib()
+    if saved:
+        return _saved(console, name, saved, picture)
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
 
     def done(result: Result) -> None:
         if save is not None:
-            text = json.dumps({"schema": result.schema, **result.to_dict()}, indent=2, allow_nan=False)
-            replace_file(save / f"{result.name}.json", text.encode() + b"\n")
+            result.write(save / f"{result.name}.json")
 
     names = list(BENCHES) if name == "all" else [name]
     options["without"] = frozenset(options["without"])
@@ -103,6 +116,28 @@ def bench(
     console.show(result.schema, result.to_dict(), _text(result))
     if picture is not None:
         plot([result], picture)
+    return 0
+
+
+def _saved(console: Console, name: str, files: Sequence[Path], picture: Path | None) -> int:
+    found: dict[str, Result] = {}
+    for path in files:
+        result = Result.read(path)
+        if name not in ("all", result.name) or result.name in found:
+            raise InputError(
+                f"{path} is not what was asked for",
+                expected="one result of each bench" if name == "all" else f"one result of {name}",
+                found=f"a result of {result.name}" + (", the second" if result.name in found else ""),
+                remedy="name 'all' for results of several benches, and give one file of each",
+            )
+        found[result.name] = result
+    if name == "all":
+        report = Report(results=tuple(found.values()), failed={}, left_out=())
+        console.show("aotpack.bench.all/1", report.to_dict(), "\n\n".join(map(_text, report.results)))
+    else:
+        console.show(found[name].schema, found[name].to_dict(), _text(found[name]))
+    if picture is not None:
+        plot(list(found.values()), picture)
     return 0
 
 
