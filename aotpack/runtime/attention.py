@@ -193,7 +193,7 @@ class Attention:
         block_mask = adopt(mask, q, k) if is_torch_block_mask(mask) else mask
         check_mask(self.spec, self.device, q, k, block_mask)
         if self._score is not None or tensors:
-            out, lse = self._scored(q, k, v, block_mask, tensors)
+            out, lse = self._scored(q, k, v, block_mask, tensors, plain)
         elif self._programs is None:
             out, lse = self._eager(q, k, v, block_mask)
         else:
@@ -227,7 +227,7 @@ class Attention:
         return enroll_scored(self._programs)
 
     def _scored(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, tensors: Mapping[str, Tensor]
+        self, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, tensors: Mapping[str, Tensor], plain: bool
     ) -> tuple[Tensor, Tensor]:
         lengths = Lengths(batch=q.shape[0], query=q.shape[2], key=k.shape[2])
         score = read_score(self._score, self.spec, self.device, tensors, lengths, self._family.drafts)
@@ -235,6 +235,8 @@ class Attention:
         trained = len(self._score.trained)
         if self._programs is not None:
             of_mask = self.mask_tensors(mask, q.shape[0])
+            if plain and direct.is_plain(q, k, v, score):
+                return direct.attend(self._key, self._programs, q, k, v, of_mask, score, trained)
             return scored_attention(self._key, q, k, v, of_mask, score[:trained], score[trained:])
         named = {given.name: tensor for given, tensor in zip(self._score.inputs, score, strict=True)}
         fixed = {given.name: named[given.name].detach() for given in self._score.inputs[trained:]}

@@ -14,7 +14,7 @@ from torch import Tensor
 from aotpack.runtime.operator import Programs, aligned, below_autograd, enroll, find, not_twice, register
 from aotpack.runtime.transforms import in_forward_mode, no_forward_mode
 
-__all__ = ["enroll_scored", "scored_attention"]
+__all__ = ["enroll_scored", "scored_attention", "scored_attention_backward"]
 
 _SCORE: Final = "Tensor[] mask, Tensor[] trained, Tensor[] read"
 _SCHEMAS: Final = (
@@ -50,7 +50,8 @@ def scored_attention(
     return result
 
 
-def _scored_backward(*args: Any) -> _Gradients:
+def scored_attention_backward(*args: Any) -> _Gradients:
+    """Calls the operator: dq, dk, dv and the gradients of the tensors that are trained."""
     result: _Gradients = torch.ops.aotpack.scored_attention_backward.default(*args)
     return result
 
@@ -108,10 +109,10 @@ class _Scored(torch.autograd.Function):
         (*tensors,) = ctx.saved_tensors
         arguments = (ctx.key, *grads, *tensors[:5], *_split(tensors[5:], ctx.counts))
         if torch.is_grad_enabled():  # with create_graph, which is refused once that graph is differentiated
-            dq, dk, dv, dscore = _scored_backward(*arguments)
+            dq, dk, dv, dscore = scored_attention_backward(*arguments)
         else:
             with below_autograd():
-                dq, dk, dv, dscore = _scored_backward(*arguments)
+                dq, dk, dv, dscore = scored_attention_backward(*arguments)
         mask, _, read = ctx.counts
         return None, None, dq, dk, dv, *[None] * mask, *dscore, *[None] * read
 
@@ -124,7 +125,9 @@ class _ScoredBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, key: int, counts: tuple[int, int, int], *tensors: Tensor) -> tuple[Tensor, ...]:
         with below_autograd():
-            dq, dk, dv, dscore = _scored_backward(key, *tensors[:7], *_split(list(tensors[7:]), counts))
+            dq, dk, dv, dscore = scored_attention_backward(
+                key, *tensors[:7], *_split(list(tensors[7:]), counts)
+            )
         return dq, dk, dv, *dscore
 
     @staticmethod
