@@ -8,8 +8,9 @@ Packages are built without a GPU:
 
 P may hold more specs than ``full``; X has the shapes of ``cuda_attention.EXACT`` as well (``--shape``); A is
 ``artifacts/qwen3-8b-dflash.aotpack``. ``bench`` runs ``aotpack bench all`` on A, ``bench-step`` and the like
-one of them; figures are left in FOLDER/bench, pictures in FOLDER. Exits 1 when a step missed a bound, failed
-or did not end.
+one of them; figures are left in FOLDER/bench, pictures in FOLDER. ``tune`` measures what ``aotpack build
+--tune --candidates`` left and writes FOLDER/tuning.json. Exits 1 when a step missed a bound, failed or did
+not end.
 """
 
 from __future__ import annotations
@@ -42,13 +43,15 @@ def steps(options: argparse.Namespace) -> Mapping[str, tuple[int, list[str]]]:
         str(options.repeat),
         "--json",
     ]
-    kept = ["--spec", "full", "--timeout", "200", "--save", str(out / "bench"), "--plot"]
+    kept = ["--spec", "full", "--timeout", str(options.timeout), "--save", str(out / "bench"), "--plot"]
+    tune = ["-m", "aotpack", "tune", str(options.candidates), "-o", str(out / "tuning.json")]
     train = str(ROOT / "examples" / "train_dflash_threads.py")
     return {
         "selftest": (60, ["-m", "aotpack", "selftest", package, "--device", "cuda"]),
         "correct": (240, [attention, "correct", package, "--json", str(out / "correct.json")]),
         "exact": (240, [attention, "correct", str(options.exact), "--json", str(out / "exact.json")]),
         "speed": (240, [attention, "speed", package, *exact, "--json", str(out / "speed.json")]),
+        "tune": (570, [*tune, "--device", "cuda"]),
         "coldstart": (120 * options.repeat, [*bench, "coldstart", *measured]),
         **{
             f"bench-{name}": (570, [*bench, name, *measured, *kept, str(out / f"bench-{name}.png")])
@@ -86,6 +89,10 @@ def main() -> int:
     parser.add_argument("--artifact", type=Path, default=ROOT / "artifacts" / "qwen3-8b-dflash.aotpack")
     parser.add_argument("--steps", default="selftest,correct,speed,coldstart,train,threads,rival")
     parser.add_argument("--repeat", type=int, default=5, help="of the cold starts and benches")
+    parser.add_argument("--candidates", type=Path, help="a folder of them, for tune")
+    parser.add_argument(
+        "--timeout", type=int, default=200, help="of a rival; create_block_mask took 240 s to compile"
+    )
     parser.add_argument("--out", type=Path, default=Path("round"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
