@@ -20,6 +20,8 @@ __all__ = ["checked_lengths", "lengths_of", "options_to_try"]
 
 _BLOCK: Final = 128  # of the mask
 _LAUNCHES: Final = tuple(itertools.product((4, 8), (2, 3)))
+# Rows, warps and registers with which two programs of 8 warps, or three of 4, have room on a multiprocessor.
+_SMALL: Final = ((128, 8, 128), (64, 4, 168))
 # M1, N1 of the loop for keys; M2, N2 of that for queries.
 _BACKWARD: Final = (
     (64, 64, 64, 64),
@@ -104,8 +106,7 @@ def _forward(spec: AttentionSpec) -> Iterator[Options]:
         for warps, stages in _LAUNCHES:
             yield {"rows": rows, "keys": keys, "warps": warps, "stages": stages}
     yield {"rows": 64, "keys": 64, "warps": 4, "stages": 3, "lazy": True}
-    # With so few registers two programs of 8 warps, or three of 4, have room on a multiprocessor.
-    for rows, warps, registers in ((128, 8, 128), (64, 4, 168)):
+    for rows, warps, registers in _SMALL:
         for stages, lazy in itertools.product((2, 3), (False, True)):
             tiles = {"rows": rows, "keys": 32, "warps": warps, "stages": stages}
             yield {**tiles, "registers": registers, "lazy": lazy}
@@ -116,6 +117,8 @@ def _forward(spec: AttentionSpec) -> Iterator[Options]:
 
 def _backward(spec: AttentionSpec) -> Iterator[Options]:
     """Each of the two kernels while the other stays as it is."""
+    for rows, warps, registers in _SMALL:
+        yield {**_named("queries", rows, 32, warps, 2), "queries_registers": registers}
     for rows, keys in ((64, 64), (64, 128), (128, 64)):
         for warps, stages in _LAUNCHES:
             yield _named("queries", rows, keys, warps, stages)

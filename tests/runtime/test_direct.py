@@ -69,6 +69,9 @@ def test_what_would_see_the_operator_is_noticed():
     assert plain()
     assert plain(torch.nn.Parameter(torch.zeros(1)))
     assert not plain(torch.zeros(1).as_subclass(Subclass))
+    three = torch.zeros(3, 1).unbind()
+    assert direct.is_plain(*three, [torch.zeros(1)])
+    assert not direct.is_plain(*three, [torch.zeros(1).as_subclass(Subclass)])
     for mode in (
         Dispatched(),
         Functions(),
