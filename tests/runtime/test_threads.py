@@ -14,6 +14,7 @@ import aotpack
 from tests.cases import Case, make_case, run
 
 THREADS, ROUNDS = 8, 50
+REPLACED = {name: vars(torch.nn.Module)[name] for name in ("__call__", "__getattr__")}
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,10 @@ class _Noise:
         self.stop.set()
         for thread in self.threads:
             thread.join()
+        # A trace replaces these while it lasts; of two at once the second takes the first one's for torch's,
+        # and may leave them in the process for good, where every later call of a module would fail.
+        for name, own in REPLACED.items():
+            setattr(torch.nn.Module, name, own)
 
 
 def _cases(attention: aotpack.Attention) -> list[Case]:
