@@ -117,7 +117,7 @@ def test_train_compares_whole_steps_and_first_ones(settings):
 
 
 def test_size_adds_up(settings):
-    result = run("size", replace(settings, without=COMPILERS - {"precompile"}))
+    result = run("size", settings)
     sizes = {(row.group, row.who): row.value for row in result.rows}
     own = sizes["one variant", "aotpack"]
     parts = {who: size for (group, who), size in sizes.items() if group == "parts"}
@@ -125,7 +125,19 @@ def test_size_adds_up(settings):
     assert sum(parts[f"aotpack: {name}"] for name in names) == pytest.approx(own, rel=1e-4)
     assert parts["aotpack: whole file, 1 specs and 1 variants"] == pytest.approx(own, rel=1e-4)
     assert sizes["one variant", "torch's .pt2 files, same libraries"] > own
-    assert sizes["one variant", "torch.compiler.precompile's two files, dense attention"] > 0
+
+
+def test_a_jobs_arguments_may_have_any_name(case, tmp_path):
+    with pytest.raises(RefusedError, match="unexpected keyword argument 'folder'"):
+        run_job("sizes:package", tmp_path, case, folder="x")
+
+
+@pytest.mark.slow
+def test_size_knows_what_compilers_leave(settings):
+    result = run("size", replace(settings, without=frozenset()))
+    sizes = {row.who: row.value for row in result.rows if row.group == "one variant"}
+    assert sizes["torch.compiler.precompile's two files, dense attention"] > 0
+    assert sizes["torch.compile's mega-cache, dense attention"] > 0
 
 
 def test_threads_runs_the_same_libraries_in_torchs_loader(settings):

@@ -226,6 +226,7 @@ def test_a_stopped_build_leaves_nothing_behind(number, tiny, tmp_path):
     assert processes_that_name(str(tmp_path)) == []
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_is_a_source(tmp_path):
     config = EXAMPLES / "qwen3-tiny" / "config.json"
     output = tmp_path / "model.aotpack"
