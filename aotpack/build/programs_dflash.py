@@ -46,6 +46,7 @@ class _Tiles:
         abreast: how many heads run at once.
         tma: whether tiles are read through tensor descriptors.
         registers: the most that a thread may have; 0 leaves it to ptxas.
+        members: how many heads that share keys are in one program of forward.
         lazy: whether forward leaves its sums unscaled while they can be.
     """
 
@@ -56,6 +57,7 @@ class _Tiles:
     abreast: int = 1
     tma: bool = True
     registers: int = 0
+    members: int = 1
     lazy: bool = False
 
     @classmethod
@@ -66,13 +68,17 @@ class _Tiles:
         }
         chosen |= {name: options[name] for name in ("tma", "lazy") if name in options}
         tiles = cls(**{**usual, **chosen})
-        if spec.heads % tiles.abreast:
-            raise UnsupportedError(
-                "a tuning's heads do not divide those of the spec",
-                expected=f"a divisor of {spec.heads}",
-                found=f"{prefix}abreast {tiles.abreast}",
-                remedy="build with another tuning record",
-            )
+        for whole, name, part in (
+            (spec.group_size, "members", tiles.members),
+            (spec.heads // tiles.members, "abreast", tiles.abreast),
+        ):
+            if whole % part:
+                raise UnsupportedError(
+                    "a tuning's heads do not divide those of the spec",
+                    expected=f"a divisor of {whole}",
+                    found=f"{prefix}{name} {part}",
+                    remedy="build with another tuning record",
+                )
         return tiles
 
 
@@ -142,17 +148,18 @@ class _Forward(_Kernels):
     def __init__(self, spec: AttentionSpec, options: Options) -> None:
         super().__init__(spec)
         # Keys of one entry stay in the L2 cache while all its heads run.
-        self.tiles = _Tiles.of(spec, options, abreast=spec.heads)
+        self.tiles = _Tiles.of(spec, options, abreast=spec.heads // options.get("members", 1))
 
     def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
         from aotpack.build.kernels import dflash
 
         q, k, v, ends = args
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-        programs = _tiles(q.shape[2], self.tiles.rows) * q.shape[0] * self.spec.heads
+        members, height = self.tiles.members, self.tiles.rows // self.tiles.members
+        programs = _tiles(q.shape[2], height) * q.shape[0] * (self.spec.heads // members)
         lengths: Any = {"query": q.shape[2], "key": k.shape[2], "blocks": ends.shape[1]}
         tensors = {"q_ptr": q, "k": k, "v": v, "ends_ptr": ends, "out_ptr": out, "lse_ptr": lse}
-        constants = {"abreast": self.tiles.abreast, "lazy": self.tiles.lazy}
+        constants = {"abreast": self.tiles.abreast, "members": members, "lazy": self.tiles.lazy}
         self.launch(dflash.forward, self.tiles, programs, {**tensors, **lengths}, **constants)
         return out, lse
 

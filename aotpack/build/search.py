@@ -110,6 +110,12 @@ def _forward(spec: AttentionSpec) -> Iterator[Options]:
         for stages, lazy in itertools.product((2, 3), (False, True)):
             tiles = {"rows": rows, "keys": 32, "warps": warps, "stages": stages}
             yield {**tiles, "registers": registers, "lazy": lazy}
+    for members in (2, 4):
+        if spec.group_size % members == 0:
+            yield {"rows": 64, "keys": 64, "warps": 4, "stages": 3, "members": members}
+            for stages, lazy in itertools.product((2, 3), (False, True)):
+                tiles = {"rows": 128, "keys": 32, "warps": 8, "stages": stages, "registers": 128}
+                yield {**tiles, "members": members, "lazy": lazy}
     yield {"tma": False}
     for abreast in sorted({1, spec.group_size}):
         yield {"abreast": abreast}

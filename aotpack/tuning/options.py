@@ -27,6 +27,7 @@ _WARPS: Final = (1, 2, 4, 8)
 _STAGES: Final = (1, 2, 3, 4, 5)
 _HEADS: Final = range(1, 1025)
 _REGISTERS: Final = range(64, 256)
+_MEMBERS: Final = (1, 2, 4, 8)
 _LAUNCH: Final[Mapping[str, Sequence[int]]] = {"num_warps": _WARPS, "num_stages": _STAGES}
 _SWITCHES: Final[Mapping[str, Sequence[int]]] = {"PRESCALE_QK": _FLAG, "USE_TMA": _FLAG}
 _OURS: Final[Mapping[str, Sequence[int]]] = {
@@ -37,8 +38,9 @@ _OURS: Final[Mapping[str, Sequence[int]]] = {
     "registers": _REGISTERS,
 }
 # A template's are its ``kernel_options`` without the prefixes fwd_ and bwd_. Of ours, ``registers`` is the
-# most that a thread may have, ``abreast`` is how many heads run at once, ``lazy`` is what the kernel says of
-# it, and backward's begin with the name of the kernel: that of queries, or that of keys.
+# most that a thread may have, and ``abreast`` is how many heads, or groups of ``members``, run at once; the
+# kernel says what ``members`` and ``lazy`` are. Backward's begin with the kernel's name: that of queries, or
+# that of keys.
 _KNOWN: Final[Mapping[tuple[str, str], Mapping[str, Sequence[int]]]] = {
     ("template", "forward"): {"BLOCK_M": _TILE, "BLOCK_N": _TILE, **_LAUNCH, **_SWITCHES},
     ("template", "backward"): {
@@ -46,7 +48,13 @@ _KNOWN: Final[Mapping[tuple[str, str], Mapping[str, Sequence[int]]]] = {
         **_LAUNCH,
         **_SWITCHES,
     },
-    ("dflash", "forward"): {**_OURS, "abreast": _HEADS, "tma": _FLAG, "lazy": _FLAG},
+    ("dflash", "forward"): {
+        **_OURS,
+        "abreast": _HEADS,
+        "members": _MEMBERS,
+        "tma": _FLAG,
+        "lazy": _FLAG,
+    },
     ("dflash", "backward"): {
         **{f"queries_{name}": values for name, values in _OURS.items()},
         "queries_abreast": _HEADS,

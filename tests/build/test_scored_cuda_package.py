@@ -11,10 +11,14 @@ from aotpack.build import absent, build
 from aotpack.package import Package, Variant
 from tests.score_specs import SPECS
 
-pytestmark = pytest.mark.skipif(
-    torch.__version__.partition("+")[0] not in absent.TRIED or torch.version.cuda is None,
-    reason="building for CUDA needs the wheel of torch 2.14.1 for CUDA",
-)
+# The graphs that are built here are looked at in test_scored_cuda_graphs.py, every time.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        torch.__version__.partition("+")[0] not in absent.TRIED or torch.version.cuda is None,
+        reason="building for CUDA needs the wheel of torch 2.14.1 for CUDA",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

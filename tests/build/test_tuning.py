@@ -173,11 +173,12 @@ def test_options_of_our_kernels_are_in_their_launches() -> None:
     }
 
 
-def test_heads_abreast_must_divide_the_heads() -> None:
+@pytest.mark.parametrize("options", [{"abreast": 3}, {"members": 4}, {"members": 2, "abreast": 4}])
+def test_heads_abreast_and_members_must_divide_the_heads(options: Options) -> None:
     from aotpack.build.programs_dflash import attention_programs
 
     with pytest.raises(UnsupportedError, match="do not divide those of the spec"):
-        attention_programs(SPEC, ATTENTION[-1], {"forward": {"abreast": 3}})
+        attention_programs(SPEC, ATTENTION[-1], {"forward": options})
 
 
 def test_a_record_of_another_chip_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:

@@ -99,28 +99,37 @@ def forward(
     q_ptr, k, v, ends_ptr, out_ptr, lse_ptr, query, key, blocks,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, size: tl.constexpr, window: tl.constexpr,
     scale: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, stages: tl.constexpr,
-    tma: tl.constexpr, registers: tl.constexpr, abreast: tl.constexpr, lazy: tl.constexpr,
+    tma: tl.constexpr, registers: tl.constexpr, abreast: tl.constexpr, members: tl.constexpr,
+    lazy: tl.constexpr,
 ):  # fmt: skip
-    """out and the natural log-sum-exp of a tile of rows of one head.
+    """out and the natural log-sum-exp of a tile of rows of one head, or of the same rows of ``members`` heads
+    that share keys.
 
     ``lazy``: sums stay as they are until a row's maximum has grown by more than 2^8, as FlashAttention-4 has
     it; weights are then up to 2^8 and no less exact.
     """
-    tiles = tl.cdiv(query, block_m)
-    b, h, tile = _place(tiles, heads, abreast)
+    height: tl.constexpr = block_m // members
+    tiles = tl.cdiv(query, height)
+    b, h, tile = _place(tiles, heads // members, abreast)
     # Anchors mostly ascend, so the last rows see most: they come first.
-    first_row = (tiles - 1 - tile) * block_m
-    head = (b * heads + h).to(tl.int64)
-    kv_head = b * kv_heads + h // (heads // kv_heads)
+    first_row = (tiles - 1 - tile) * height
+    head = (b * heads + h * members).to(tl.int64)
+    kv_head = b * kv_heads + h * members // (heads // kv_heads)
     context = key - query
     rows = first_row + tl.arange(0, block_m)
+    if members > 1:
+        rows = first_row + tl.arange(0, block_m) % height
+        head += tl.arange(0, block_m) // height
     keys = tl.arange(0, block_n)
     here = rows < query
     ends = tl.load(ends_ptr + b.to(tl.int64) * blocks + rows // size, mask=here, other=-1)
-    at = head * (query * dim) + rows[:, None] * dim + tl.arange(0, dim)[None, :]
+    if members == 1:
+        at = head * (query * dim) + rows[:, None] * dim + tl.arange(0, dim)[None, :]
+    else:
+        at = (head * query + rows)[:, None] * dim + tl.arange(0, dim)[None, :]
     q = tl.load(q_ptr + at, mask=here[:, None], other=0.0)
     begin, whole, whole_end, end, draft, draft_end = _keys_of_rows(
-        ends, first_row, context, query, size, window, block_m, block_n
+        ends, first_row, context, query, size, window, height, block_n
     )
     cuts = end - begin - (whole_end - whole) + tl.cdiv(draft_end - draft, block_n)
 
