@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -215,7 +216,9 @@ def _stage(name: str, spec: str | None = None) -> Iterator[None]:
 
 
 def _say(**line: object) -> None:
-    print(json.dumps(line), file=_progress, flush=True)
+    # One write a line, because parts that run side by side say theirs at the same time, and print writes the
+    # line's end by itself where PYTHONUNBUFFERED is set.
+    os.write(_progress.fileno(), json.dumps(line).encode() + b"\n")
 
 
 if __name__ == "__main__":

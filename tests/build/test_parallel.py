@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import time
 
 import pytest
 
+from aotpack.build import worker
 from aotpack.build.parallel import side_by_side
 from aotpack.errors import BuildError, UnsupportedError
 
@@ -77,3 +80,15 @@ def test_programs_are_started_at_the_same_addresses_where_the_system_lets_them()
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout in ("True True True\n", "False False False\n"), done.stderr
+
+
+def test_what_a_part_says_is_one_write_whatever_the_stream(monkeypatch):
+    # Packets of a pipe are single writes; another part's may come between two.
+    read, write = os.pipe2(os.O_DIRECT)
+    unbuffered = io.TextIOWrapper(os.fdopen(write, "wb", 0), write_through=True)  # as PYTHONUNBUFFERED has it
+    with unbuffered, os.fdopen(read, "rb", 0) as packets:
+        monkeypatch.setattr(worker, "_progress", unbuffered, raising=False)
+        worker._say(stage="forward", spec="full", seconds=1.5)
+        said = packets.read(4096)
+    assert said.endswith(b"}\n")
+    assert json.loads(said) == {"stage": "forward", "spec": "full", "seconds": 1.5}
