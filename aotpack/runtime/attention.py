@@ -188,7 +188,7 @@ class Attention:
         """
         if torch.is_autocast_enabled(self._type) and torch.get_autocast_dtype(self._type) == self._dtype:
             q, k, v = q.to(self._dtype), k.to(self._dtype), v.to(self._dtype)
-        plain = direct.is_plain(q, k, v)
+        plain = direct.is_plain(q, k, v, tensors.values())
         self._check(q, k, v, plain=plain)
         block_mask = adopt(mask, q, k) if is_torch_block_mask(mask) else mask
         check_mask(self.spec, self.device, q, k, block_mask)
@@ -235,7 +235,7 @@ class Attention:
         trained = len(self._score.trained)
         if self._programs is not None:
             of_mask = self.mask_tensors(mask, q.shape[0])
-            if plain and direct.is_plain(q, k, v, score):
+            if plain:
                 return direct.attend(self._key, self._programs, q, k, v, of_mask, score, trained)
             return scored_attention(self._key, q, k, v, of_mask, score[:trained], score[trained:])
         named = {given.name: tensor for given, tensor in zip(self._score.inputs, score, strict=True)}

@@ -7,7 +7,7 @@ torch 2.11.0 and 2.14.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -28,7 +28,7 @@ _jit: Final = torch._C._get_tracing_state
 _profiler: Final = torch._C._autograd._profiler_enabled
 
 
-def is_plain(q: Tensor, k: Tensor, v: Tensor, score: Sequence[Tensor] = ()) -> bool:
+def is_plain(q: Tensor, k: Tensor, v: Tensor, score: Iterable[Tensor] = ()) -> bool:
     """Whether nothing would see the operator: subclass, mode, transform, compiler, profiler, tangents."""
     return (
         not torch.compiler.is_compiling()
@@ -41,7 +41,7 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor, score: Sequence[Tensor] = ()) -> b
         and _jit() is None
         and not _profiler()
         and not in_forward_mode()
-        and all(type(tensor) in _PLAIN for tensor in score)
+        and _PLAIN.issuperset(map(type, score))
     )
 
 

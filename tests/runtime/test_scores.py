@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotpack
 from aotpack.errors import InputError, UnsupportedError
@@ -19,6 +18,7 @@ from aotpack.runtime import chunks
 from aotpack.runtime.selftest import self_test
 from aotpack.scores import family_of
 from tests.conftest import build_once
+from tests.runtime.test_direct import Dispatched
 from tests.score_cases import ScoreCase, exact, run, score_case
 from tests.score_specs import PACKAGED
 
@@ -204,23 +204,13 @@ def test_kernels_get_tensors_where_they_can_read_16_bytes_at_once(
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-class Seen(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.name().partition("::")[2])
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("name", PACKAGED)
 def test_plain_calls_have_the_operators_bits(pack: aotpack.Pack, name: str) -> None:
     attend, case = pack.attention(name), score_case(PACKAGED[name], 2, 150, 9)
     found = run(attend, case)
-    with Seen() as mode:
+    with Dispatched() as mode:
         expected = run(attend, case)
-    assert {"scored_attention", "scored_attention_backward"} <= set(mode.names)
+    assert {"aotpack::scored_attention", "aotpack::scored_attention_backward"} <= set(mode.seen)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
@@ -228,9 +218,9 @@ def test_a_mode_that_is_on_in_backward_alone_sees_the_operator_there(pack: aotpa
     attend, case = pack.attention("chain"), score_case(PACKAGED["chain"], 1, 100, 3)
     q = case.q.clone().requires_grad_()
     out = attend(q, case.k, case.v, attend.block_mask(**case.mask), **case.score)
-    with Seen() as mode:
+    with Dispatched() as mode:
         out.backward(case.grad_out)
-    assert "scored_attention_backward" in mode.names
+    assert "aotpack::scored_attention_backward" in mode.seen
     plain = case.q.clone().requires_grad_()
     attend(plain, case.k, case.v, attend.block_mask(**case.mask), **case.score).backward(case.grad_out)
     assert torch.equal(q.grad, plain.grad)
