@@ -62,11 +62,11 @@ class _Tiles:
 
     @classmethod
     def of(cls, spec: AttentionSpec, options: Options, prefix: str = "", **usual: int) -> _Tiles:
-        """From the options whose names begin with a prefix, and the kernels' switches."""
+        """From the options whose names begin with a prefix, and ``tma``, which all of a direction's share."""
         chosen: dict[str, Any] = {
             name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)
         }
-        chosen |= {name: options[name] for name in ("tma", "lazy") if name in options}
+        chosen |= {"tma": options["tma"]} if "tma" in options else {}
         tiles = cls(**{**usual, **chosen})
         for whole, name, part in (
             (spec.group_size, "members", tiles.members),

@@ -113,9 +113,10 @@ def _forward(spec: AttentionSpec) -> Iterator[Options]:
     for members in (2, 4):
         if spec.group_size % members == 0:
             yield {"rows": 64, "keys": 64, "warps": 4, "stages": 3, "members": members}
+            rows, warps, registers = _SMALL[0]
             for stages in (2, 3):
-                tiles = {"rows": 128, "keys": 32, "warps": 8, "stages": stages, "registers": 128}
-                yield {**tiles, "members": members, "lazy": True}
+                tiles = {"rows": rows, "keys": 32, "warps": warps, "stages": stages}
+                yield {**tiles, "registers": registers, "members": members, "lazy": True}
     yield {"tma": False}
     for abreast in sorted({1, spec.group_size}):
         yield {"abreast": abreast}
