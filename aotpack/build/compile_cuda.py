@@ -21,7 +21,7 @@ from aotpack.build.absent import DeviceType
 from aotpack.build.compile import FUSE_THE_RULE, host_options, vector_instructions
 from aotpack.build.export import Graph
 from aotpack.build.guards import count_guards, undeclared_guards
-from aotpack.build.launch import limited_registers, split_descriptors
+from aotpack.build.launch import split_descriptors, warp_specialised
 from aotpack.build.move import to_cuda
 from aotpack.build.templates import sizes_in_score_graphs, unchecked_full_blocks
 from aotpack.build.toolchain import HostFlags
@@ -86,7 +86,7 @@ def compile_cuda(
         unchecked_full_blocks(),
         sizes_in_score_graphs(),
         split_descriptors(),
-        limited_registers(),
+        warp_specialised(),
     ):
         made: Any = torch._inductor.aot_compile(moved.module, moved.args, options=options)
     libraries = [Path(str(path)) for path in made if str(path).endswith(".so")]

@@ -1,20 +1,21 @@
 """A launch of a Triton kernel of our own as one node of a graph that AOTInductor compiles.
 
-The only module that touches ``torch._higher_order_ops.triton_kernel_wrap`` and
-``CachingAutotuner._create_compile_options``; tried with torch 2.14.1 and
-triton 3.8.0. ``torch.library.wrap_triton`` makes the same node, but knows no tensor descriptors.
+The only module that touches ``torch._higher_order_ops.triton_kernel_wrap``, ``ASTSource`` in
+``torch._inductor.runtime.triton_heuristics`` and ``triton.experimental.gluon._runtime``; tried with torch
+2.14.1 and triton 3.8.0. ``torch.library.wrap_triton`` makes the same node, but knows no tensor descriptors.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from aotpack.build.export import Graph
 from aotpack.errors import BuildError, HostError
 
-__all__ = ["check_written", "launch", "limited_registers", "split_descriptors"]
+__all__ = ["check_written", "launch", "split_descriptors", "warp_specialised"]
 
 
 def launch(
@@ -79,34 +80,46 @@ def check_written(graph: Graph, results: Collection[str]) -> None:
 
 
 @contextlib.contextmanager
-def limited_registers() -> Iterator[None]:
-    """Inside, a kernel's parameter ``registers`` is the most that its threads have; 0 leaves it to ptxas.
+def warp_specialised() -> Iterator[None]:
+    """Inside, a kernel for which ``warp_specialised`` is set is compiled from its namesake in ``hopper``.
 
-    torch leaves ``maxnreg`` of a triton.Config out of what it tells triton.
+    torch writes each kernel into a file of its own, as a ``triton.jit`` function, and would not know one that
+    is written in Gluon.
 
     Raises:
-        HostError: this torch tells triton of its kernels in another way.
+        HostError: this torch compiles kernels in another way.
     """
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    heuristics: Any = importlib.import_module("torch._inductor.runtime.triton_heuristics")
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.experimental.gluon.language import NVMMASharedLayout
 
-    found = getattr(CachingAutotuner, "_create_compile_options", None)
+    from aotpack.build.kernels import hopper
+
+    found = getattr(heuristics, "ASTSource", None)
     if found is None:
         raise HostError(
             "torch compiles kernels in another way than aotpack was made for",
-            expected="CachingAutotuner._create_compile_options",
+            expected="ASTSource in torch._inductor.runtime.triton_heuristics",
             found="nothing of that name",
             remedy="build with torch 2.14.1",
         )
+    layout = repr(NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3))
 
-    def options(autotuner: Any, config: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
-        limit = meta["constants"].get("registers")
-        return {**found(autotuner, config, meta), **({"maxnreg": limit} if limit else {})}
+    def source(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], more: Any) -> Any:
+        if not constants.get("warp_specialised"):
+            return found(kernel, signature, constants, more)
+        # Gluon's descriptors also say how a tile lies in shared memory.
+        types = {
+            name: f"{kind[:-1]},{layout}>" if kind.startswith("tensordesc<") else kind
+            for name, kind in signature.items()
+        }
+        return GluonASTSource(getattr(hopper, kernel.__name__), types, constants, more)
 
     try:
-        CachingAutotuner._create_compile_options = options  # type: ignore[assignment, method-assign]
+        heuristics.ASTSource = source
         yield
     finally:
-        CachingAutotuner._create_compile_options = found  # type: ignore[method-assign]
+        heuristics.ASTSource = found
 
 
 _SWIZZLED: Final = "} else if (contigDimSizeInByte >= 128) {"

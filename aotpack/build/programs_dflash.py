@@ -1,7 +1,7 @@
 """The programs of a DFlash drafter on a device for which its own kernels were measured.
 
 The block mask is ``ends``, int32 [B, N]: each block's anchor, and -1 for one that is not kept. Forward and
-backward are launches of ``aotpack.build.kernels.dflash``.
+backward are launches of ``aotpack.build.kernels.dflash``, or of their namesakes in ``hopper``.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class _Tiles:
         stages: of its loop's pipeline.
         abreast: how many heads run at once.
         tma: whether tiles are read through tensor descriptors.
-        registers: the most that a thread may have; 0 leaves it to ptxas.
-        members: how many heads that share keys are in one program of forward.
-        lazy: whether forward leaves its sums unscaled while they can be.
+        warp_specialised: whether the kernel is the one in ``kernels.hopper``.
     """
 
     rows: int = 64
@@ -56,9 +54,7 @@ class _Tiles:
     stages: int = 2
     abreast: int = 1
     tma: bool = True
-    registers: int = 0
-    members: int = 1
-    lazy: bool = False
+    warp_specialised: bool = False
 
     @classmethod
     def of(cls, spec: AttentionSpec, options: Options, prefix: str = "", **usual: int) -> _Tiles:
@@ -68,17 +64,13 @@ class _Tiles:
         }
         chosen |= {"tma": options["tma"]} if "tma" in options else {}
         tiles = cls(**{**usual, **chosen})
-        for whole, name, part in (
-            (spec.group_size, "members", tiles.members),
-            (spec.heads // tiles.members, "abreast", tiles.abreast),
-        ):
-            if whole % part:
-                raise UnsupportedError(
-                    "a tuning's heads do not divide those of the spec",
-                    expected=f"a divisor of {whole}",
-                    found=f"{prefix}{name} {part}",
-                    remedy="build with another tuning record",
-                )
+        if spec.heads % tiles.abreast:
+            raise UnsupportedError(
+                "a tuning's heads do not divide those of the spec",
+                expected=f"a divisor of {spec.heads}",
+                found=f"{prefix}abreast {tiles.abreast}",
+                remedy="build with another tuning record",
+            )
         return tiles
 
 
@@ -131,7 +123,6 @@ class _Kernels(torch.nn.Module):
             "block_n": tiles.keys,
             "stages": tiles.stages,
             "tma": tiles.tma,
-            "registers": tiles.registers,
         }
         launch(
             kernel,
@@ -148,19 +139,24 @@ class _Forward(_Kernels):
     def __init__(self, spec: AttentionSpec, options: Options) -> None:
         super().__init__(spec)
         # Keys of one entry stay in the L2 cache while all its heads run.
-        self.tiles = _Tiles.of(spec, options, abreast=spec.heads // options.get("members", 1))
+        self.tiles = _Tiles.of(spec, options, abreast=spec.heads)
 
     def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
         from aotpack.build.kernels import dflash
 
         q, k, v, ends = args
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-        members, height = self.tiles.members, self.tiles.rows // self.tiles.members
-        programs = _tiles(q.shape[2], height) * q.shape[0] * (self.spec.heads // members)
+        programs = _tiles(q.shape[2], self.tiles.rows) * q.shape[0] * self.spec.heads
         lengths: Any = {"query": q.shape[2], "key": k.shape[2], "blocks": ends.shape[1]}
         tensors = {"q_ptr": q, "k": k, "v": v, "ends_ptr": ends, "out_ptr": out, "lse_ptr": lse}
-        constants = {"abreast": self.tiles.abreast, "members": members, "lazy": self.tiles.lazy}
-        self.launch(dflash.forward, self.tiles, programs, {**tensors, **lengths}, **constants)
+        self.launch(
+            dflash.forward,
+            self.tiles,
+            programs,
+            {**tensors, **lengths},
+            abreast=self.tiles.abreast,
+            warp_specialised=self.tiles.warp_specialised,
+        )
         return out, lse
 
 
@@ -188,6 +184,7 @@ class _Backward(_Kernels):
             {"q_ptr": q, "k": k, "v": v, "dq_ptr": dq, **given, **between, **lengths},
             factor=spec.scale,
             abreast=self.queries.abreast,
+            warp_specialised=self.queries.warp_specialised,
         )
         tiles = _tiles(key - query, self.keys.keys) + _tiles(query, self.keys.keys)
         self.launch(

@@ -20,8 +20,6 @@ __all__ = ["checked_lengths", "lengths_of", "options_to_try"]
 
 _BLOCK: Final = 128  # of the mask
 _LAUNCHES: Final = tuple(itertools.product((4, 8), (2, 3)))
-# Rows, warps and registers with which two programs of 8 warps, or three of 4, have room on a multiprocessor.
-_SMALL: Final = ((128, 8, 128), (64, 4, 168))
 # M1, N1 of the loop for keys; M2, N2 of that for queries.
 _BACKWARD: Final = (
     (64, 64, 64, 64),
@@ -105,18 +103,8 @@ def _forward(spec: AttentionSpec) -> Iterator[Options]:
     # Four warps multiply 64 rows at once; with eight, tiles of 64 rows took twice as long on an H200.
     for (rows, keys), stages in itertools.product(((64, 64), (64, 128), (128, 64), (64, 32)), (2, 3)):
         yield {"rows": rows, "keys": keys, "warps": rows // 16, "stages": stages}
-    yield {"rows": 64, "keys": 64, "warps": 4, "stages": 3, "lazy": True}
-    for rows, warps, registers in _SMALL:
-        for stages, lazy in itertools.product((2, 3), (False, True)):
-            tiles = {"rows": rows, "keys": 32, "warps": warps, "stages": stages}
-            yield {**tiles, "registers": registers, "lazy": lazy}
-    for members in (2, 4):
-        if spec.group_size % members == 0:
-            yield {"rows": 64, "keys": 64, "warps": 4, "stages": 3, "members": members}
-            rows, warps, registers = _SMALL[0]
-            for stages in (2, 3):
-                tiles = {"rows": rows, "keys": 32, "warps": warps, "stages": stages}
-                yield {**tiles, "registers": registers, "members": members, "lazy": True}
+    for keys, stages in ((128, 2), (64, 2), (64, 3), (64, 4)):
+        yield {"rows": 128, "keys": keys, "warps": 4, "stages": stages, "warp_specialised": True}
     yield {"tma": False}
     for abreast in sorted({1, spec.group_size}):
         yield {"abreast": abreast}
@@ -124,11 +112,10 @@ def _forward(spec: AttentionSpec) -> Iterator[Options]:
 
 def _backward(spec: AttentionSpec) -> Iterator[Options]:
     """Each of the two kernels while the other stays as it is."""
-    for rows, warps, registers in _SMALL:
-        yield {**_named("queries", rows, 32, warps, 2), "queries_registers": registers}
-    for rows, keys in ((64, 64), (64, 128), (128, 64)):
-        for warps, stages in _LAUNCHES:
-            yield _named("queries", rows, keys, warps, stages)
+    for (rows, keys), stages in itertools.product(((64, 64), (64, 128), (128, 64)), (2, 3)):
+        yield _named("queries", rows, keys, rows // 16, stages)
+    for stages in (2, 3, 4):
+        yield {**_named("queries", 128, 64, 4, stages), "queries_warp_specialised": True}
     for rows, keys in ((64, 64), (64, 128), (32, 64), (32, 128)):
         for warps, stages in _LAUNCHES:
             # Other results from run to run on an H200 with triton 3.8.0: a race, which a check may miss.

@@ -26,8 +26,6 @@ _TILE: Final = (16, 32, 64, 128)
 _WARPS: Final = (1, 2, 4, 8)
 _STAGES: Final = (1, 2, 3, 4, 5)
 _HEADS: Final = range(1, 1025)
-_REGISTERS: Final = range(64, 256)
-_MEMBERS: Final = (1, 2, 4, 8)
 _LAUNCH: Final[Mapping[str, Sequence[int]]] = {"num_warps": _WARPS, "num_stages": _STAGES}
 _SWITCHES: Final[Mapping[str, Sequence[int]]] = {"PRESCALE_QK": _FLAG, "USE_TMA": _FLAG}
 _OURS: Final[Mapping[str, Sequence[int]]] = {
@@ -35,12 +33,10 @@ _OURS: Final[Mapping[str, Sequence[int]]] = {
     "keys": _TILE,
     "warps": _WARPS,
     "stages": _STAGES,
-    "registers": _REGISTERS,
 }
-# A template's are its ``kernel_options`` without the prefixes fwd_ and bwd_. Of ours, ``registers`` is the
-# most that a thread may have, and ``abreast`` is how many heads, or groups of ``members``, run at once; the
-# kernel says what ``members`` and ``lazy`` are. Backward's begin with the kernel's name: that of queries, or
-# that of keys.
+# A template's are its ``kernel_options`` without the prefixes fwd_ and bwd_. Of ours, ``abreast`` is how many
+# heads run at once, ``warp_specialised`` means that some warps load while others multiply, and backward's
+# begin with the name of the kernel: that of queries, or that of keys.
 _KNOWN: Final[Mapping[tuple[str, str], Mapping[str, Sequence[int]]]] = {
     ("template", "forward"): {"BLOCK_M": _TILE, "BLOCK_N": _TILE, **_LAUNCH, **_SWITCHES},
     ("template", "backward"): {
@@ -48,16 +44,11 @@ _KNOWN: Final[Mapping[tuple[str, str], Mapping[str, Sequence[int]]]] = {
         **_LAUNCH,
         **_SWITCHES,
     },
-    ("dflash", "forward"): {
-        **_OURS,
-        "abreast": _HEADS,
-        "members": _MEMBERS,
-        "tma": _FLAG,
-        "lazy": _FLAG,
-    },
+    ("dflash", "forward"): {**_OURS, "abreast": _HEADS, "tma": _FLAG, "warp_specialised": _FLAG},
     ("dflash", "backward"): {
         **{f"queries_{name}": values for name, values in _OURS.items()},
         "queries_abreast": _HEADS,
+        "queries_warp_specialised": _FLAG,
         **{f"keys_{name}": values for name, values in _OURS.items()},
         "tma": _FLAG,
     },
@@ -90,6 +81,13 @@ def _contradiction(options: Options) -> str | None:
     for outer, inner in (("BLOCK_N1", "BLOCK_M1"), ("BLOCK_M2", "BLOCK_N2")):
         if outer in options and inner in options and options[outer] % options[inner]:
             return f"{outer} is {options[outer]}, no multiple of {inner}, {options[inner]}"
+    for prefix in ("", "queries_"):
+        if options.get(f"{prefix}warp_specialised"):
+            # Two groups of four warps, each with the 64 rows that it multiplies at once.
+            if options.get(f"{prefix}rows", _OWN_ROWS) != 128 or options.get(f"{prefix}warps", 4) != 4:
+                return f"{prefix}warp_specialised takes {prefix}rows of 128 and {prefix}warps of 4"
+            if not options.get("tma", True):
+                return f"{prefix}warp_specialised takes tma"
     # Our kernel of keys reads what that of queries wrote, for whole tiles of rows.
     wrote, read = (options.get(f"{kernel}_rows", _OWN_ROWS) for kernel in ("queries", "keys"))
     if read > wrote:

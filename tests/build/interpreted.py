@@ -59,13 +59,6 @@ TUNED: dict[str, tuple[str, dict[str, dict[str, int]]]] = {
         "a window inside a tile",
         {"forward": {"rows": 32, "keys": 128}, "backward": {"keys_rows": 16, "keys_keys": 128}},
     ),
-    "two heads a program and a window": (
-        "a window inside a tile",
-        {"forward": {"members": 2, "rows": 128, "keys": 32, "abreast": 1}},
-    ),
-    "two heads a program and blocks of 7": ("blocks of 7", {"forward": {"members": 2, "rows": 32}}),
-    "lazy sums": ("any lengths", {"forward": {"lazy": True, "keys": 32}}),
-    "lazy sums and scores that grow": ("scores that grow", {"forward": {"lazy": True, "keys": 16}}),
     "without descriptors": ("any lengths", {"forward": {"tma": False}, "backward": {"tma": False}}),
 }
 

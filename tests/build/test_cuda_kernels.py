@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from torch._inductor.runtime import triton_heuristics
 
 from aotpack.build import absent
 from aotpack.build.export import export
+from aotpack.build.kernels import dflash, hopper
 from aotpack.build.kinds import has_kernels
-from aotpack.build.launch import check_written, limited_registers, split_descriptors
+from aotpack.build.launch import check_written, split_descriptors, warp_specialised
 from aotpack.build.programs_dflash import attention_programs, block_mask_program
 from aotpack.build.specialisations import ATTENTION
 from aotpack.build.specialisations import exact as exact_shape
@@ -123,23 +124,26 @@ def test_other_descriptors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_registers_are_limited_and_afterwards_torch_has_its_own_way() -> None:
-    before = CachingAutotuner._create_compile_options
-    meta = {"num_warps": 4, "num_stages": 3, "debug": False}
-    autotuner = SimpleNamespace(device_props=SimpleNamespace(type="cuda"))
-    with limited_registers():
-        limited, free = (
-            CachingAutotuner._create_compile_options(
-                autotuner, SimpleNamespace(), {**meta, "constants": {"registers": limit}}
-            )
-            for limit in (128, 0)
+@pytest.mark.parametrize("name", hopper.__all__)
+def test_a_warp_specialised_kernel_has_the_parameters_of_its_namesake(name: str) -> None:
+    assert getattr(hopper, name).arg_names == getattr(dflash, name).arg_names
+
+
+def test_kernels_are_replaced_where_they_say_so_and_afterwards_torch_has_its_own_way() -> None:
+    before = triton_heuristics.ASTSource
+    types = dict.fromkeys(dflash.forward.arg_names, "constexpr") | {"k": "tensordesc<bf16[1, 128, 64]>"}
+    with warp_specialised():
+        replaced, kept = (
+            triton_heuristics.ASTSource(dflash.forward, types, {"warp_specialised": chosen}, None)
+            for chosen in (True, False)
         )
-    assert limited == {**free, "maxnreg": 128}
-    assert "maxnreg" not in free
-    assert CachingAutotuner._create_compile_options is before
+    assert (replaced.fn, kept.fn) == (hopper.forward, dflash.forward)
+    assert kept.signature["k"] == types["k"]
+    assert re.fullmatch(r"tensordesc<bf16\[1, 128, 64\],NVMMASharedLayout\(.*\)>", replaced.signature["k"])
+    assert triton_heuristics.ASTSource is before
 
 
 def test_another_way_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(CachingAutotuner, "_create_compile_options")
-    with pytest.raises(HostError, match="compiles kernels in another way"), limited_registers():
+    monkeypatch.delattr(triton_heuristics, "ASTSource")
+    with pytest.raises(HostError, match="compiles kernels in another way"), warp_specialised():
         pass

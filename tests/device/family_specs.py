@@ -28,6 +28,25 @@ SPECS = {
         heads=3, kv_heads=1, head_dim=64, dtype="bfloat16",
         mask=MaskSpec(family="or", parts=(MaskSpec(family="dflash", block_size=7), CAUSAL)),
     ),
+    "dflash-128": AttentionSpec(
+        heads=8, kv_heads=2, head_dim=128, dtype="bfloat16", mask=MaskSpec(family="dflash", block_size=16)
+    ),
+    "dflash-window-128": AttentionSpec(
+        heads=6, kv_heads=1, head_dim=128, dtype="float16",
+        mask=MaskSpec(family="dflash", block_size=10, window=150),
+    ),
+    "dflash-blocks-of-80": AttentionSpec(
+        heads=2, kv_heads=2, head_dim=128, dtype="bfloat16",
+        mask=MaskSpec(family="dflash", block_size=80, window=90),
+    ),
+    "dflash-64": AttentionSpec(
+        heads=4, kv_heads=2, head_dim=64, dtype="bfloat16",
+        mask=MaskSpec(family="dflash", block_size=7),
+    ),
+    "dflash-window-64": AttentionSpec(
+        heads=4, kv_heads=1, head_dim=64, dtype="float16",
+        mask=MaskSpec(family="dflash", block_size=16, window=40),
+    ),
 }  # fmt: skip
 
 if __name__ == "__main__":

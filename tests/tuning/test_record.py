@@ -152,13 +152,32 @@ def test_a_missing_record_is_an_error_of_the_call(tmp_path: Path) -> None:
         ),
         ("dflash", "backward", {"keys_rows": 128}, "keys_rows is 128, more than queries_rows, 64"),
         ("dflash", "backward", {"queries_rows": 32}, "keys_rows is 64, more than queries_rows, 32"),
+        (
+            "dflash",
+            "forward",
+            {"warp_specialised": True},
+            "warp_specialised takes rows of 128 and warps of 4",
+        ),
+        (
+            "dflash",
+            "backward",
+            {"queries_warp_specialised": True, "queries_rows": 128, "queries_warps": 8},
+            "queries_warp_specialised takes queries_rows of 128 and queries_warps of 4",
+        ),
+        (
+            "dflash",
+            "forward",
+            {"warp_specialised": True, "rows": 128, "tma": False},
+            "warp_specialised takes tma",
+        ),
+        ("dflash", "forward", {"warp_specialised": False, "rows": 32}, None),
         ("cpu", "forward", {"rows": 64}, "'rows' is no option of cpu forward; none are"),
         ("dflash", "forward", {"tma": 3}, "tma is 3, which is none of false, true"),
         ("dflash", "forward", {"abreast": 0}, "abreast is 0, which is none of 1 to 1024"),
     ],
 )
 def test_options_that_do_not_go_together(
-    kernels: str, direction: str, options: dict[str, int], problem: str
+    kernels: str, direction: str, options: dict[str, int], problem: str | None
 ) -> None:
     assert unfit(kernels, direction, options) == problem
 
@@ -273,14 +292,20 @@ def test_what_is_shipped_is_of_one_chip_a_capability_and_says_where_it_came_from
 
 def test_kernels_of_our_own_have_on_hopper_what_was_measured_there() -> None:
     measured = shipped().chosen(SM90, SPEC, "dflash")["any"]
-    assert measured["forward"].options == {"rows": 64, "keys": 64, "warps": 4, "stages": 3}
-    assert measured["backward"].options == {"queries_abreast": 1}
+    sizes = {"rows": 128, "warps": 4, "warp_specialised": True}
+    forward = {**sizes, "keys": 128, "stages": 2}
+    assert measured["forward"].options == forward
+    backward = {f"queries_{name}": value for name, value in {**sizes, "keys": 64, "stages": 3}.items()}
+    assert measured["backward"].options == backward
     # Other heads and other dtypes of that size have the same, from the record for all of them.
     for other in (replace(SPEC, heads=8, kv_heads=4), replace(SPEC, dtype="float16")):
         alike = shipped().chosen(SM90, other, "dflash")["any"]
         assert alike["forward"].record != measured["forward"].record
-        assert measured["forward"].options.items() <= alike["forward"].options.items()
-        assert measured["backward"].options.items() <= alike["backward"].options.items()
+        assert forward.items() <= alike["forward"].options.items()
+        assert backward.items() <= alike["backward"].options.items()
+    smaller = shipped().chosen(SM90, replace(SPEC, head_dim=64, value_dim=64), "dflash")["any"]
+    assert list(smaller) == ["forward"]
+    assert forward.items() <= smaller["forward"].options.items()
 
 
 def test_heads_of_128_have_on_hopper_what_was_measured_there() -> None:

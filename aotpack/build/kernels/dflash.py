@@ -15,7 +15,7 @@ float32 [batch, heads, query], ends int32 [batch, blocks]. Offsets inside a head
 heads need not. ``scale`` and the weights are to base 2, ``factor`` is the scale to base e. Parameters without
 ``_ptr`` are read by tiles: where ``tma`` is set they are descriptors of tiles [1, rows, dim] of a tensor
 [batch * heads, length, dim], else pointers. No result depends on the order in which programs run.
-``registers``, the most that a thread may have, is for ``aotpack.build.launch`` to read.
+``warp_specialised`` is for ``aotpack.build.launch`` to read.
 
 Source of the arithmetic: Dao, FlashAttention-2, algorithms 1 and 2. The gradient of the log-sum-exp is taken
 off delta, since both multiply the weights.
@@ -99,37 +99,24 @@ def forward(
     q_ptr, k, v, ends_ptr, out_ptr, lse_ptr, query, key, blocks,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, size: tl.constexpr, window: tl.constexpr,
     scale: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, stages: tl.constexpr,
-    tma: tl.constexpr, registers: tl.constexpr, abreast: tl.constexpr, members: tl.constexpr,
-    lazy: tl.constexpr,
+    tma: tl.constexpr, warp_specialised: tl.constexpr, abreast: tl.constexpr,
 ):  # fmt: skip
-    """out and the natural log-sum-exp of a tile of rows of one head, or of the same rows of ``members`` heads
-    that share keys.
-
-    ``lazy``: sums stay as they are until a row's maximum has grown by more than 2^8, as FlashAttention-4 has
-    it; weights are then up to 2^8 and no less exact.
-    """
-    height: tl.constexpr = block_m // members
-    tiles = tl.cdiv(query, height)
-    b, h, tile = _place(tiles, heads // members, abreast)
+    """out and the natural log-sum-exp of a tile of rows of one head."""
+    tiles = tl.cdiv(query, block_m)
+    b, h, tile = _place(tiles, heads, abreast)
     # Anchors mostly ascend, so the last rows see most: they come first.
-    first_row = (tiles - 1 - tile) * height
-    head = (b * heads + h * members).to(tl.int64)
-    kv_head = b * kv_heads + h * members // (heads // kv_heads)
+    first_row = (tiles - 1 - tile) * block_m
+    head = (b * heads + h).to(tl.int64)
+    kv_head = b * kv_heads + h // (heads // kv_heads)
     context = key - query
     rows = first_row + tl.arange(0, block_m)
-    if members > 1:
-        rows = first_row + tl.arange(0, block_m) % height
-        head += tl.arange(0, block_m) // height
     keys = tl.arange(0, block_n)
     here = rows < query
     ends = tl.load(ends_ptr + b.to(tl.int64) * blocks + rows // size, mask=here, other=-1)
-    if members == 1:
-        at = head * (query * dim) + rows[:, None] * dim + tl.arange(0, dim)[None, :]
-    else:
-        at = (head * query + rows)[:, None] * dim + tl.arange(0, dim)[None, :]
+    at = head * (query * dim) + rows[:, None] * dim + tl.arange(0, dim)[None, :]
     q = tl.load(q_ptr + at, mask=here[:, None], other=0.0)
     begin, whole, whole_end, end, draft, draft_end = _keys_of_rows(
-        ends, first_row, context, query, size, window, height, block_n
+        ends, first_row, context, query, size, window, block_m, block_n
     )
     cuts = end - begin - (whole_end - whole) + tl.cdiv(draft_end - draft, block_n)
 
@@ -146,21 +133,12 @@ def forward(
             seen = (places[None, :] >= low[:, None]) & (places[None, :] < high[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         greater = tl.maximum(most, tl.max(scores, 1) * scale)
-        if lazy:
-            if tl.max(greater - most, 0) > 8.0:
-                decay = tl.exp2(most - greater)
-                total *= decay
-                acc *= decay[:, None]
-                most = greater
-            weights = tl.exp2(scores * scale - most[:, None])
-            total += tl.sum(weights, 1)
-        else:
-            weights = tl.exp2(scores * scale - greater[:, None])
-            decay = tl.exp2(most - greater)
-            total = total * decay + tl.sum(weights, 1)
-            most = greater
+        weights = tl.exp2(scores * scale - greater[:, None])
+        decay = tl.exp2(most - greater)
+        total = total * decay + tl.sum(weights, 1)
+        most = greater
         values = _fetch(v, kv_head, start, key, block_n, dim, tma)
-        acc = tl.dot(weights.to(values.dtype), values, acc if lazy else acc * decay[:, None])
+        acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None])
 
     kept = ends >= 0
     total = tl.where(kept, total, 1.0)
@@ -176,7 +154,7 @@ def backward_queries(
     query, key, blocks,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, size: tl.constexpr, window: tl.constexpr,
     scale: tl.constexpr, factor: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-    stages: tl.constexpr, tma: tl.constexpr, registers: tl.constexpr, abreast: tl.constexpr,
+    stages: tl.constexpr, tma: tl.constexpr, warp_specialised: tl.constexpr, abreast: tl.constexpr,
 ):  # fmt: skip
     """dq of a tile of rows of one head, and what ``backward_keys`` adds to its products.
 
@@ -282,7 +260,7 @@ def backward_keys(
     q, k, v, grad, ends_ptr, shift_ptr, delta_ptr, dk_ptr, dv_ptr, query, key, blocks,
     heads: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, size: tl.constexpr, window: tl.constexpr,
     scale: tl.constexpr, factor: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-    stages: tl.constexpr, tma: tl.constexpr, registers: tl.constexpr,
+    stages: tl.constexpr, tma: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys, of the context or of drafts, over all query heads that share them."""
     group: tl.constexpr = heads // kv_heads
@@ -338,9 +316,12 @@ def backward_keys(
         delta = tl.load(delta_ptr + member * padded + rows)
         slope = weights * tl.dot(tile_v, tile_grad.T, _over(delta, block_n))
         dk = tl.dot(slope.to(tile_q.dtype), tile_q, dk)
+    # A pipeline begins before its loop does, even one of no rounds: dividing by 0 there would mean to a compiler
+    # that there are some, and tiles would be loaded over what the end of the kernel writes.
+    each = tl.maximum(wholes, 1)
     for i in tl.range(0, wholes * group, num_stages=stages):
-        member = i // wholes
-        row = (whole + i - member * wholes) * block_m
+        member = i // each
+        row = (whole + i - member * each) * block_m
         tile_q = _fetch(q, head + member, row, query, block_m, dim, tma)
         tile_grad = _fetch(grad, head + member, row, query, block_m, dim, tma)
         shift = tl.load(shift_ptr + member * padded + row + in_tile)
