@@ -316,8 +316,8 @@ def backward_keys(
         delta = tl.load(delta_ptr + member * padded + rows)
         slope = weights * tl.dot(tile_v, tile_grad.T, _over(delta, block_n))
         dk = tl.dot(slope.to(tile_q.dtype), tile_q, dk)
-    # A pipeline begins before its loop does, even one of no rounds: dividing by 0 there would mean to a compiler
-    # that there are some, and tiles would be loaded over what the end of the kernel writes.
+    # A pipeline begins before its loop, even before one of no rounds. Dividing by 0 there would tell the
+    # compiler that there are some, and it would load tiles over what the end of the kernel writes.
     each = tl.maximum(wholes, 1)
     for i in tl.range(0, wholes * group, num_stages=stages):
         member = i // each
