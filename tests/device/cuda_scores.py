@@ -1,12 +1,13 @@
 """Scored attention on a CUDA device, from a package that was built without one.
 
+    export PYTHONPATH=.                                         in the repository's root: rules are there
     python tests/device/cuda_scores.py specs FILE.json          writes the specs, by name
     python tests/device/cuda_scores.py build PACKAGE [TARGET]   builds them; on a machine that can
     python tests/device/cuda_scores.py run PACKAGE [--device cuda:0] [--json FILE]
 
 ``run`` builds nothing: it compares out, lse and every gradient with dense fp32 math and, on a CUDA device,
 with torch.compile(flex_attention), prints a table, and exits 1 when a bound is missed. On ``--device cpu`` it
-tries itself on the CPU variants. It needs no pytest; run it from the repository's root.
+tries itself on the CPU variants. It needs no pytest.
 """
 
 from __future__ import annotations
