@@ -157,6 +157,17 @@ def compiled(spec: AttentionSpec, made: dict[str, Any]) -> dict[str, Tensor]:
     return gradients(call, spec, made)
 
 
+def rival(spec: AttentionSpec, made: dict[str, Any]) -> dict[str, Tensor] | None:
+    """``compiled``, or None where torch.compile cannot compile it for this device."""
+    try:
+        return compiled(spec, made)
+    except RuntimeError as problem:
+        print("torch.compile:", str(problem).strip().partition("\n")[0][:200], flush=True)
+        return None
+    finally:
+        torch.compiler.reset()
+
+
 def error(found: Tensor, right: Tensor) -> float:
     """Relative error over finite values; infinite unless the others are where they should be."""
     finite = right.isfinite()
@@ -178,8 +189,7 @@ def run(pack: aotpack.Pack) -> list[dict[str, Any]]:
                 lambda q, k, v, score, a=attend, m=mask: a(q, k, v, m, return_lse=True, **score), spec, made
             )
             right = dense(spec, made)
-            theirs = compiled(spec, made) if attend.device.type == "cuda" else None
-            torch.compiler.reset()
+            theirs = rival(spec, made) if attend.device.type == "cuda" else None
             for what, tensor in ours.items():
                 row = {"spec": name, "shape": shape, "what": what, "to fp32": error(tensor, right[what])}
                 if theirs is not None:

@@ -252,6 +252,8 @@ def main(text: str) -> int:
     fields = json.loads(text)
     job = Job(**{**fields, "drafters": tuple(fields["drafters"])})
     say(job, "imported")
+    # The target's attention; cuDNN's would be compiled by the driver, into its cache.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     with proven(job.who == "aotpack") as traces:
         trainer = Trainer(job)
         devices = (job.target, *job.drafters)
