@@ -90,11 +90,6 @@ def warp_specialised() -> Iterator[None]:
         HostError: this torch compiles kernels in another way.
     """
     heuristics: Any = importlib.import_module("torch._inductor.runtime.triton_heuristics")
-    from triton.experimental.gluon._runtime import GluonASTSource
-    from triton.experimental.gluon.language import NVMMASharedLayout
-
-    from aotpack.build.kernels import hopper
-
     found = getattr(heuristics, "ASTSource", None)
     if found is None:
         raise HostError(
@@ -103,11 +98,17 @@ def warp_specialised() -> Iterator[None]:
             found="nothing of that name",
             remedy="build with torch 2.14.1",
         )
-    layout = repr(NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3))
 
     def source(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], more: Any) -> Any:
         if not constants.get("warp_specialised"):
             return found(kernel, signature, constants, more)
+        # Here, because most builds have no such kernel.
+        from triton.experimental.gluon._runtime import GluonASTSource
+        from triton.experimental.gluon.language import NVMMASharedLayout
+
+        from aotpack.build.kernels import hopper
+
+        layout = repr(NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3))
         # Gluon's descriptors also say how a tile lies in shared memory.
         types = {
             name: f"{kind[:-1]},{layout}>" if kind.startswith("tensordesc<") else kind

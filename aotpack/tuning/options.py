@@ -84,7 +84,7 @@ def _contradiction(options: Options) -> str | None:
     for prefix in ("", "queries_"):
         if options.get(f"{prefix}warp_specialised"):
             # Two groups of four warps, each with the 64 rows that it multiplies at once.
-            if options.get(f"{prefix}rows", _OWN_ROWS) != 128 or options.get(f"{prefix}warps", 4) != 4:
+            if options.get(f"{prefix}rows") != 128 or options.get(f"{prefix}warps", 4) != 4:
                 return f"{prefix}warp_specialised takes {prefix}rows of 128 and {prefix}warps of 4"
             if not options.get("tma", True):
                 return f"{prefix}warp_specialised takes tma"

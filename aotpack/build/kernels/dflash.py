@@ -50,6 +50,17 @@ def _fetch(source, head, row, length, count: tl.constexpr, dim: tl.constexpr, tm
 
 
 @triton.jit
+def _rows(query, heads: tl.constexpr, kv_heads: tl.constexpr, abreast: tl.constexpr, block_m: tl.constexpr):
+    """Batch entry, head, head of keys and first row of this program's tile; heads count over the batch."""
+    tiles = tl.cdiv(query, block_m)
+    b, h, tile = _place(tiles, heads, abreast)
+    head = (b * heads + h).to(tl.int64)
+    kv_head = b * kv_heads + h // (heads // kv_heads)
+    # Anchors mostly ascend, so the last rows see most: they come first.
+    return b, head, kv_head, (tiles - 1 - tile) * block_m
+
+
+@triton.jit
 def _interval(rows, ends, drafted, context, size: tl.constexpr, window: tl.constexpr):
     """Keys [low, high) that each row sees of the context or, where ``drafted``, of the drafts."""
     block = rows // size
@@ -63,10 +74,17 @@ def _interval(rows, ends, drafted, context, size: tl.constexpr, window: tl.const
 
 
 @triton.jit
+def _seen(places, low, high):
+    """Whether each row, whose interval that is, sees each key."""
+    return (places[None, :] >= low[:, None]) & (places[None, :] < high[:, None])
+
+
+@triton.jit
 def _keys_of_rows(ends, first_row, context, query, size: tl.constexpr, window: tl.constexpr,
                   block_m: tl.constexpr, block_n: tl.constexpr):  # fmt: skip
-    """How a tile of rows sees the keys: the tiles [begin, end) of the context, of which [whole, whole_end) as
-    a whole, and the drafts [draft, draft_end)."""
+    """How many tiles of keys a tile of rows sees, how many of these are cut, and its outlook: the cuts again,
+    the tiles [begin, end) of the context, of which [whole, whole_end) are whole, the first draft, and the
+    context's length."""
     kept = ends >= 0
     least = tl.min(tl.where(kept, ends, context), 0)
     most = tl.max(ends, 0)
@@ -80,12 +98,15 @@ def _keys_of_rows(ends, first_row, context, query, size: tl.constexpr, window: t
     whole_end = tl.minimum(tl.maximum(least // block_n, whole), end)
     draft = first_row // size * size
     draft_end = tl.minimum(((first_row + block_m - 1) // size + 1) * size, query)
-    return begin, whole, whole_end, end, draft, tl.where(most >= 0, draft_end, draft)
+    draft_end = tl.where(most >= 0, draft_end, draft)
+    cuts = end - begin - (whole_end - whole) + tl.cdiv(draft_end - draft, block_n)
+    return cuts + whole_end - whole, cuts, (cuts, begin, whole, whole_end, end, draft, context)
 
 
 @triton.jit
-def _start_of(i, cuts, begin, whole, whole_end, end, draft, context, block_n: tl.constexpr):
+def _start_of(i, outlook, block_n: tl.constexpr):
     """First key of the i-th tile, and whether it is of drafts: first come the cuts, drafts last of those."""
+    cuts, begin, whole, whole_end, end, draft, context = outlook
     wholes = whole_end - whole
     of_context = end - begin - wholes
     drafted = i >= of_context
@@ -102,12 +123,7 @@ def forward(
     tma: tl.constexpr, warp_specialised: tl.constexpr, abreast: tl.constexpr,
 ):  # fmt: skip
     """out and the natural log-sum-exp of a tile of rows of one head."""
-    tiles = tl.cdiv(query, block_m)
-    b, h, tile = _place(tiles, heads, abreast)
-    # Anchors mostly ascend, so the last rows see most: they come first.
-    first_row = (tiles - 1 - tile) * block_m
-    head = (b * heads + h).to(tl.int64)
-    kv_head = b * kv_heads + h // (heads // kv_heads)
+    b, head, kv_head, first_row = _rows(query, heads, kv_heads, abreast, block_m)
     context = key - query
     rows = first_row + tl.arange(0, block_m)
     keys = tl.arange(0, block_n)
@@ -115,23 +131,18 @@ def forward(
     ends = tl.load(ends_ptr + b.to(tl.int64) * blocks + rows // size, mask=here, other=-1)
     at = head * (query * dim) + rows[:, None] * dim + tl.arange(0, dim)[None, :]
     q = tl.load(q_ptr + at, mask=here[:, None], other=0.0)
-    begin, whole, whole_end, end, draft, draft_end = _keys_of_rows(
-        ends, first_row, context, query, size, window, block_m, block_n
-    )
-    cuts = end - begin - (whole_end - whole) + tl.cdiv(draft_end - draft, block_n)
+    count, cuts, outlook = _keys_of_rows(ends, first_row, context, query, size, window, block_m, block_n)
 
     acc = tl.zeros([block_m, dim], tl.float32)
     total = tl.zeros([block_m], tl.float32)
     # Finite, so that a row that has seen nothing yet keeps its weights of 0.
     most = tl.full([block_m], -3.0e38, tl.float32)
-    for i in tl.range(0, cuts + whole_end - whole, num_stages=stages):
-        start, drafted = _start_of(i, cuts, begin, whole, whole_end, end, draft, context, block_n)
+    for i in tl.range(0, count, num_stages=stages):
+        start, drafted = _start_of(i, outlook, block_n)
         scores = tl.dot(q, _fetch(k, kv_head, start, key, block_n, dim, tma).T)
         if i < cuts:
             low, high = _interval(rows, ends, drafted, context, size, window)
-            places = start + keys
-            seen = (places[None, :] >= low[:, None]) & (places[None, :] < high[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
+            scores = tl.where(_seen(start + keys, low, high), scores, float("-inf"))
         greater = tl.maximum(most, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - greater[:, None])
         decay = tl.exp2(most - greater)
@@ -161,11 +172,7 @@ def backward_queries(
     shift and delta are float32 [batch, heads, query up to a multiple of 128]: what is added to a row's
     unscaled scores, so that they are logarithms of weights, and to its products of gradient and value.
     """
-    tiles = tl.cdiv(query, block_m)
-    b, h, tile = _place(tiles, heads, abreast)
-    first_row = (tiles - 1 - tile) * block_m
-    head = (b * heads + h).to(tl.int64)
-    kv_head = b * kv_heads + h // (heads // kv_heads)
+    b, head, kv_head, first_row = _rows(query, heads, kv_heads, abreast, block_m)
     context = key - query
     rows = first_row + tl.arange(0, block_m)
     keys = tl.arange(0, block_n)
@@ -184,22 +191,17 @@ def backward_queries(
     tl.store(delta_ptr + padded, -delta)
     tl.store(shift_ptr + padded, lse * (-1 / scale))
     q = tl.load(q_ptr + at, mask=here[:, None], other=0.0)
-    begin, whole, whole_end, end, draft, draft_end = _keys_of_rows(
-        ends, first_row, context, query, size, window, block_m, block_n
-    )
-    cuts = end - begin - (whole_end - whole) + tl.cdiv(draft_end - draft, block_n)
+    count, cuts, outlook = _keys_of_rows(ends, first_row, context, query, size, window, block_m, block_n)
 
     dq = tl.zeros([block_m, dim], tl.float32)
-    for i in tl.range(0, cuts + whole_end - whole, num_stages=stages):
-        start, drafted = _start_of(i, cuts, begin, whole, whole_end, end, draft, context, block_n)
+    for i in tl.range(0, count, num_stages=stages):
+        start, drafted = _start_of(i, outlook, block_n)
         tile_k = _fetch(k, kv_head, start, key, block_n, dim, tma)
         tile_v = _fetch(v, kv_head, start, key, block_n, dim, tma)
         scores = tl.dot(q, tile_k.T)
         if i < cuts:
             low, high = _interval(rows, ends, drafted, context, size, window)
-            places = start + keys
-            seen = (places[None, :] >= low[:, None]) & (places[None, :] < high[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
+            scores = tl.where(_seen(start + keys, low, high), scores, float("-inf"))
         weights = tl.exp2(scores * scale - lse[:, None])
         slope = weights * (tl.dot(grad, tile_v.T) - delta[:, None])
         dq = tl.dot(slope.to(tile_k.dtype), tile_k, dq)

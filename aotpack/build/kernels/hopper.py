@@ -8,7 +8,7 @@ it weighs the products, the other group multiplies.
 Written in Gluon, in which triton leaves layouts, shared memory and barriers to the kernel. A ring is (tiles,
 ready, free): a tile is loaded into a slot once the slot's ``free`` says that both groups have read what was
 there, and read once its ``ready`` says that it is loaded. ``i`` counts tiles; a barrier is waited for by the
-parity of how often the ring has gone round. An outlook is what ``_start_of`` takes besides ``i``.
+parity of how often the ring has gone round.
 
 Source: Shah et al., FlashAttention-3, algorithms 1 and 2.
 """
@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from aotpack.build.kernels.dflash import _interval, _keys_of_rows, _place, _start_of
+from aotpack.build.kernels.dflash import _interval, _keys_of_rows, _rows, _seen, _start_of
 
 __all__ = ["backward_queries", "forward"]
 
@@ -80,7 +80,7 @@ def _release(ring, i, slots: gl.constexpr):
 @gluon.jit
 def _load_all(k, v, keys, values, count, outlook, head, block_n: gl.constexpr, slots: gl.constexpr):
     for i in range(count):
-        start, _ = _start_of(i, *outlook, block_n)
+        start, _ = _start_of(i, outlook, block_n)
         _load(k, keys, i, head, start, slots)
         _load(v, values, i, head, start, slots)
 
@@ -88,47 +88,55 @@ def _load_all(k, v, keys, values, count, outlook, head, block_n: gl.constexpr, s
 @gluon.jit
 def _outlook(ends_ptr, first_row, context, query, size: gl.constexpr, window: gl.constexpr,
              block_m: gl.constexpr, block_n: gl.constexpr):  # fmt: skip
-    """How many tiles of keys a tile of rows multiplies, and which."""
+    """How many tiles of keys a tile of rows multiplies, and its outlook."""
     rows = first_row + gl.arange(0, block_m, layout=gl.BlockedLayout([1], [32], [4], [0]))
     ends = gl.load(ends_ptr + rows // size, mask=rows < query, other=-1)
-    begin, whole, whole_end, end, draft, draft_end = _keys_of_rows(
-        ends, first_row, context, query, size, window, block_m, block_n
-    )
-    cuts = end - begin - (whole_end - whole) + gl.cdiv(draft_end - draft, block_n)
+    count, _, outlook = _keys_of_rows(ends, first_row, context, query, size, window, block_m, block_n)
     # Rows that see nothing multiply one tile, whatever it has: nobody looks at the result.
-    count = tl.maximum(cuts + whole_end - whole, 1)
-    return count, (cuts, begin, whole, whole_end, end, draft, context)
+    return tl.maximum(count, 1), outlook
+
+
+@gluon.constexpr_function
+def _products_layout(columns):
+    """Of a group's products, and of sums of them: 64 rows, 16 to a warp."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @gluon.jit
-def _hidden(scores, rows, ends, i, outlook, layout: gl.constexpr, size: gl.constexpr, window: gl.constexpr,
-            block_n: gl.constexpr):  # fmt: skip
+def _places(row, query, dim: gl.constexpr):
+    """Where 64 rows are read and written, several of their elements a thread, and which of them there are."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // dim, dim // 8], [4, 1], [1, 0])
+    rows = row + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    at = rows[:, None] * dim + gl.arange(0, dim, layout=gl.SliceLayout(0, layout))[None, :]
+    return at, (rows < query)[:, None]
+
+
+@gluon.jit
+def _hidden(scores, rows, ends, i, outlook, size: gl.constexpr, window: gl.constexpr):
     """The scores, -inf where a row does not see a key."""
-    cuts = outlook[0]
+    block_n: gl.constexpr = scores.shape[1]
+    cuts, _, _, _, _, _, context = outlook
     if i < cuts:
-        start, drafted = _start_of(i, *outlook, block_n)
-        low, high = _interval(rows, ends, drafted, outlook[6], size, window)
-        places = start + gl.arange(0, block_n, layout=gl.SliceLayout(0, layout))
-        seen = (places[None, :] >= low[:, None]) & (places[None, :] < high[:, None])
-        scores = gl.where(seen, scores, float("-inf"))
+        start, drafted = _start_of(i, outlook, block_n)
+        low, high = _interval(rows, ends, drafted, context, size, window)
+        places = start + gl.arange(0, block_n, layout=gl.SliceLayout(0, scores.type.layout))
+        scores = gl.where(_seen(places, low, high), scores, float("-inf"))
     return scores
 
 
 @gluon.jit
 def _attend(
-    q_ptr, ends_ptr, out_ptr, lse_ptr, queries, keys, values, query, row, count, outlook,
+    pointers, queries, keys, values, query, row, count, outlook,
     dim: gl.constexpr, size: gl.constexpr, window: gl.constexpr, scale: gl.constexpr,
     block_n: gl.constexpr, slots: gl.constexpr,
 ):  # fmt: skip
     """One group's part of ``forward``; pointers are to its head and batch entry."""
+    q_ptr, ends_ptr, out_ptr, lse_ptr = pointers
     kind: gl.constexpr = q_ptr.dtype.element_ty
-    by_keys: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block_n, 16])
-    by_dim: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, dim, 16])
-    coalesced: gl.constexpr = gl.BlockedLayout([1, 8], [256 // dim, dim // 8], [4, 1], [1, 0])
+    by_keys: gl.constexpr = _products_layout(block_n)
+    by_dim: gl.constexpr = _products_layout(dim)
 
-    read = row + gl.arange(0, 64, layout=gl.SliceLayout(1, coalesced))
-    at = read[:, None] * dim + gl.arange(0, dim, layout=gl.SliceLayout(0, coalesced))[None, :]
-    here = (read < query)[:, None]
+    at, here = _places(row, query, dim)
     queries.store(gl.load(q_ptr + at, mask=here, other=0.0))
     fence_async_shared()
     gl.barrier()
@@ -140,7 +148,7 @@ def _attend(
     scores = _products(queries, keys, 0, nothing, dim, slots)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     _release(keys, 0, slots)
-    scores = _hidden(scores, rows, ends, 0, outlook, by_keys, size, window, block_n)
+    scores = _hidden(scores, rows, ends, 0, outlook, size, window)
     # Finite, so that a row that has seen nothing yet keeps its weights of 0.
     most = gl.maximum(gl.max(scores, 1) * scale, -3.0e38)
     weights = gl.exp2(scores * scale - most[:, None])
@@ -151,7 +159,7 @@ def _attend(
         acc = _sums(weights, values, i - 1, acc, slots)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         _release(keys, i, slots)
-        scores = _hidden(scores, rows, ends, i, outlook, by_keys, size, window, block_n)
+        scores = _hidden(scores, rows, ends, i, outlook, size, window)
         greater = gl.maximum(most, gl.max(scores, 1) * scale)
         fresh = gl.exp2(scores * scale - greater[:, None])
         decay = gl.exp2(most - greater)
@@ -170,7 +178,7 @@ def _attend(
     out = warpgroup_mma_wait(0, deps=(acc,))
     out = out / gl.convert_layout(total, gl.SliceLayout(1, by_dim))[:, None]
     out = gl.where(gl.convert_layout(kept, gl.SliceLayout(1, by_dim))[:, None], out, 0.0)
-    gl.store(out_ptr + at, gl.convert_layout(out.to(kind), coalesced), mask=here)
+    gl.store(out_ptr + at, gl.convert_layout(out.to(kind), at.type.layout), mask=here)
 
 
 @gluon.jit
@@ -181,11 +189,7 @@ def forward(
     tma: gl.constexpr, warp_specialised: gl.constexpr, abreast: gl.constexpr,
 ):  # fmt: skip
     """As in ``dflash``."""
-    tiles = gl.cdiv(query, block_m)
-    b, h, tile = _place(tiles, heads, abreast)
-    row = (tiles - 1 - tile) * block_m
-    head = (b * heads + h).to(gl.int64)
-    kv_head = b * kv_heads + h // (heads // kv_heads)
+    b, head, kv_head, row = _rows(query, heads, kv_heads, abreast, block_m)
     ends_ptr += b.to(gl.int64) * blocks
     count, outlook = _outlook(ends_ptr, row, key - query, query, size, window, block_m, block_n)
     q_ptr += head * (query * dim)
@@ -194,21 +198,18 @@ def forward(
 
     keys, values = _ring(k, block_n, dim, stages), _ring(v, block_n, dim, stages)
     queries = gl.allocate_shared_memory(k.dtype, [2, 64, dim], gl.NVMMASharedLayout(128, 16))
+    pointers = (q_ptr, ends_ptr, out_ptr, lse_ptr)
     gl.warp_specialize(
         [
             (
                 _attend,
-                (
-                    q_ptr, ends_ptr, out_ptr, lse_ptr, queries.index(0), keys, values, query, row,
-                    count, outlook, dim, size, window, scale, block_n, stages,
-                ),
+                (pointers, queries.index(0), keys, values, query, row, count, outlook,
+                 dim, size, window, scale, block_n, stages),
             ),
             (
                 _attend,
-                (
-                    q_ptr, ends_ptr, out_ptr, lse_ptr, queries.index(1), keys, values, query, row + 64,
-                    count, outlook, dim, size, window, scale, block_n, stages,
-                ),
+                (pointers, queries.index(1), keys, values, query, row + 64, count, outlook,
+                 dim, size, window, scale, block_n, stages),
             ),
             (_load_all, (k, v, keys, values, count, outlook, kv_head, block_n, stages)),
         ],
@@ -219,20 +220,17 @@ def forward(
 
 @gluon.jit
 def _descend(
-    q_ptr, ends_ptr, out_ptr, lse_ptr, grad_ptr, grad_lse_ptr, dq_ptr, shift_ptr, delta_ptr,
-    queries, grads, keys, values, query, row, count, outlook,
+    pointers, queries, grads, keys, values, query, row, count, outlook,
     dim: gl.constexpr, size: gl.constexpr, window: gl.constexpr, scale: gl.constexpr, factor: gl.constexpr,
     block_n: gl.constexpr, slots: gl.constexpr,
 ):  # fmt: skip
     """One group's part of ``backward_queries``; pointers are to its head and batch entry."""
+    q_ptr, ends_ptr, out_ptr, lse_ptr, grad_ptr, grad_lse_ptr, dq_ptr, shift_ptr, delta_ptr = pointers
     kind: gl.constexpr = q_ptr.dtype.element_ty
-    by_keys: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block_n, 16])
-    by_dim: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, dim, 16])
-    coalesced: gl.constexpr = gl.BlockedLayout([1, 8], [256 // dim, dim // 8], [4, 1], [1, 0])
+    by_keys: gl.constexpr = _products_layout(block_n)
+    by_dim: gl.constexpr = _products_layout(dim)
 
-    read = row + gl.arange(0, 64, layout=gl.SliceLayout(1, coalesced))
-    at = read[:, None] * dim + gl.arange(0, dim, layout=gl.SliceLayout(0, coalesced))[None, :]
-    here = (read < query)[:, None]
+    at, here = _places(row, query, dim)
     grad = gl.load(grad_ptr + at, mask=here, other=0.0)
     out = gl.load(out_ptr + at, mask=here, other=0.0)
     queries.store(gl.load(q_ptr + at, mask=here, other=0.0))
@@ -255,7 +253,7 @@ def _descend(
     products = _products(grads, values, 0, nothing, dim, slots)
     scores, products = warpgroup_mma_wait(0, deps=(scores, products))
     _release(values, 0, slots)
-    scores = _hidden(scores, rows, ends, 0, outlook, by_keys, size, window, block_n)
+    scores = _hidden(scores, rows, ends, 0, outlook, size, window)
     slope = (gl.exp2(scores * scale - lse[:, None]) * (products - delta[:, None])).to(kind)
     for i in range(1, count):
         scores = _products(queries, keys, i, nothing, dim, slots)
@@ -263,14 +261,14 @@ def _descend(
         dq = _sums(slope, keys, i - 1, dq, slots)
         scores, products = warpgroup_mma_wait(1, deps=(scores, products))
         _release(values, i, slots)
-        scores = _hidden(scores, rows, ends, i, outlook, by_keys, size, window, block_n)
+        scores = _hidden(scores, rows, ends, i, outlook, size, window)
         fresh = gl.exp2(scores * scale - lse[:, None]) * (products - delta[:, None])
         dq = warpgroup_mma_wait(0, deps=(dq,))
         _release(keys, i - 1, slots)
         slope = fresh.to(kind)
     dq = _sums(slope, keys, count - 1, dq, slots)
     dq = warpgroup_mma_wait(0, deps=(dq,))
-    gl.store(dq_ptr + at, gl.convert_layout((dq * factor).to(kind), coalesced), mask=here)
+    gl.store(dq_ptr + at, gl.convert_layout((dq * factor).to(kind), at.type.layout), mask=here)
 
 
 @gluon.jit
@@ -282,11 +280,7 @@ def backward_queries(
     stages: gl.constexpr, tma: gl.constexpr, warp_specialised: gl.constexpr, abreast: gl.constexpr,
 ):  # fmt: skip
     """As in ``dflash``."""
-    tiles = gl.cdiv(query, block_m)
-    b, h, tile = _place(tiles, heads, abreast)
-    row = (tiles - 1 - tile) * block_m
-    head = (b * heads + h).to(gl.int64)
-    kv_head = b * kv_heads + h // (heads // kv_heads)
+    b, head, kv_head, row = _rows(query, heads, kv_heads, abreast, block_m)
     ends_ptr += b.to(gl.int64) * blocks
     count, outlook = _outlook(ends_ptr, row, key - query, query, size, window, block_m, block_n)
     q_ptr += head * (query * dim)
@@ -295,29 +289,25 @@ def backward_queries(
     dq_ptr += head * (query * dim)
     lse_ptr += head * query
     grad_lse_ptr += head * query
-    shift_ptr += head * (gl.cdiv(query, 128) * 128)
-    delta_ptr += head * (gl.cdiv(query, 128) * 128)
+    padded = gl.cdiv(query, 128) * 128
+    shift_ptr += head * padded
+    delta_ptr += head * padded
 
     keys, values = _ring(k, block_n, dim, stages), _ring(v, block_n, dim, stages)
     queries = gl.allocate_shared_memory(k.dtype, [2, 64, dim], gl.NVMMASharedLayout(128, 16))
     grads = gl.allocate_shared_memory(k.dtype, [2, 64, dim], gl.NVMMASharedLayout(128, 16))
+    pointers = (q_ptr, ends_ptr, out_ptr, lse_ptr, grad_ptr, grad_lse_ptr, dq_ptr, shift_ptr, delta_ptr)
     gl.warp_specialize(
         [
             (
                 _descend,
-                (
-                    q_ptr, ends_ptr, out_ptr, lse_ptr, grad_ptr, grad_lse_ptr, dq_ptr, shift_ptr, delta_ptr,
-                    queries.index(0), grads.index(0), keys, values, query, row, count, outlook,
-                    dim, size, window, scale, factor, block_n, stages,
-                ),
+                (pointers, queries.index(0), grads.index(0), keys, values, query, row, count, outlook,
+                 dim, size, window, scale, factor, block_n, stages),
             ),
             (
                 _descend,
-                (
-                    q_ptr, ends_ptr, out_ptr, lse_ptr, grad_ptr, grad_lse_ptr, dq_ptr, shift_ptr, delta_ptr,
-                    queries.index(1), grads.index(1), keys, values, query, row + 64, count, outlook,
-                    dim, size, window, scale, factor, block_n, stages,
-                ),
+                (pointers, queries.index(1), grads.index(1), keys, values, query, row + 64, count, outlook,
+                 dim, size, window, scale, factor, block_n, stages),
             ),
             (_load_all, (k, v, keys, values, count, outlook, kv_head, block_n, stages)),
         ],
